@@ -1,0 +1,91 @@
+"""States of what lies in a spool, and the one function that moves between them."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from ckptgate.errors import RefusedError
+
+__all__ = [
+    "ATTEMPT_TRANSITIONS",
+    "FILE_TRANSITIONS",
+    "AttemptState",
+    "FileState",
+    "advance_attempt",
+    "advance_file",
+]
+
+
+class FileState(enum.StrEnum):
+    """How far a file's bytes are on their way."""
+
+    OPEN = "open"
+    """A writer has it open, or it was never closed by its writer."""
+    QUIET = "quiet"
+    """Its writers closed it; it may be digested."""
+    DIGESTED = "digested"
+    """Digest, chunk digests and evidence are known for its present bytes."""
+    STORED = "stored"
+    """The store has these bytes, verified there, under the file's key."""
+
+
+class AttemptState(enum.StrEnum):
+    """What this node knows of an attempt."""
+
+    OPEN = "open"
+    SEALED = "sealed"
+    """A commit event was seen here, or a SEAL is in the log."""
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    ABANDONED = "abandoned"
+    """Never sealed, and can't be any more; kept as evidence."""
+    REPLACED = "replaced"
+    """Was committed; a newer revision or a RETIRE took its place."""
+
+
+FILE_TRANSITIONS: Final[Mapping[FileState, frozenset[FileState]]] = MappingProxyType({
+    FileState.OPEN: frozenset({FileState.QUIET}),
+    FileState.QUIET: frozenset({FileState.OPEN, FileState.DIGESTED}),
+    FileState.DIGESTED: frozenset({FileState.OPEN, FileState.QUIET, FileState.STORED}),
+    FileState.STORED: frozenset({FileState.OPEN, FileState.QUIET}),
+})
+
+ATTEMPT_TRANSITIONS: Final[Mapping[AttemptState, frozenset[AttemptState]]] = MappingProxyType({
+    AttemptState.OPEN: frozenset({
+        AttemptState.SEALED, AttemptState.COMMITTED, AttemptState.ABORTED, AttemptState.ABANDONED,
+    }),
+    AttemptState.SEALED: frozenset({
+        AttemptState.COMMITTED, AttemptState.ABORTED, AttemptState.ABANDONED,
+    }),
+    AttemptState.COMMITTED: frozenset({AttemptState.REPLACED}),
+    AttemptState.ABORTED: frozenset(),
+    AttemptState.ABANDONED: frozenset(),
+    AttemptState.REPLACED: frozenset({AttemptState.COMMITTED}),
+})  # fmt: skip
+
+
+def advance_file(state: FileState, new: FileState) -> FileState:
+    """Return *new* if a file may go there from *state* (staying is always legal).
+
+    Raises:
+        RefusedError: it may not.
+    """
+    if new is not state and new not in FILE_TRANSITIONS[state]:
+        msg = f"a file that is {state} cannot become {new}"
+        raise RefusedError(msg, subject=state)
+    return new
+
+
+def advance_attempt(state: AttemptState, new: AttemptState) -> AttemptState:
+    """Return *new* if an attempt may go there from *state* (staying is always legal).
+
+    Raises:
+        RefusedError: it may not.
+    """
+    if new is not state and new not in ATTEMPT_TRANSITIONS[state]:
+        msg = f"an attempt that is {state} cannot become {new}"
+        raise RefusedError(msg, subject=state)
+    return new

@@ -1,0 +1,258 @@
+"""The store: where checkpoints live. The contracts that an adapter must keep.
+
+Keys are relative to the store's root, `/` between components, already checked by the model; an
+adapter checks them again (`check_relative_path`) before it touches anything. All calls are
+synchronous, may block, and may come from any thread. A failure whose outcome is unknown is
+`TransientStoreError`; every call may be repeated.
+"""
+
+from __future__ import annotations
+
+import enum
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from ckptgate.model.documents import Manifest, PointerValue
+
+__all__ = [
+    "DataObjects",
+    "DigestedFile",
+    "PlainEntry",
+    "PlainKind",
+    "PlainTree",
+    "Publication",
+    "Records",
+    "Store",
+    "VerifyMode",
+]
+
+
+class VerifyMode(enum.StrEnum):
+    """How `DataObjects.verify` proves that the store has the bytes."""
+
+    SIZE = "size"
+    READBACK = "readback"
+
+
+class PlainKind(enum.StrEnum):
+    """What a plain name in the store is."""
+
+    FILE = "file"
+    DIR = "dir"
+    SYMLINK = "symlink"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainEntry:
+    """A name in the store outside the gateway's own folders."""
+
+    name: str
+    kind: PlainKind
+    size: int
+    mode: int
+    mtime_ns: int
+    uid: int
+    gid: int
+    target: str = ""
+    is_managed: bool = False
+    """A directory that ckptgate published (it holds `.ckptgate/manifest.json`)."""
+    has_runs: bool = False
+    """A directory that holds `.ckptgate/` itself: a run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DigestedFile:
+    """A local file that is quiet and whose digests are known.
+
+    Attributes:
+        path: in the local file system.
+        size: bytes.
+        digest: BLAKE3 of all, hex.
+        chunks: 32 bytes for each chunk of `CHUNK_BYTES`.
+        may_link: the bytes will never change again, so the store may share them with *path*
+            (hard link or reflink) where both lie on one file system.
+    """
+
+    path: str
+    size: int
+    digest: str
+    chunks: bytes
+    may_link: bool
+
+
+class Records(Protocol):
+    """Small immutable objects; all that decides is made of them."""
+
+    def create(self, key: str, data: bytes) -> None:
+        """Store *data* under *key*, durably, whole, only if nothing is there.
+
+        If exactly *data* is already there, that is success: an earlier call landed (every record
+        that decides carries its writer's id, so equal bytes are ours). Missing parent directories
+        are made.
+
+        Raises:
+            ExistsError: other bytes are there.
+            TransientStoreError: nothing is known; call again with the same arguments.
+            FullError, UnusableError: nothing was stored.
+        """
+        ...
+
+    def get(self, key: str, *, limit: int = ...) -> bytes:
+        """The bytes under *key*, as fresh as the store can tell (no client cache answers).
+
+        Raises:
+            MissingError: nothing is there now.
+            IntegrityError: more than *limit* bytes.
+            TransientStoreError: nothing is known.
+        """
+        ...
+
+    def children(self, prefix: str) -> list[str]:
+        """Names directly below *prefix*, sorted; everything created before the call is listed.
+
+        Names of unfinished writes are left out. A missing prefix has no children.
+        """
+        ...
+
+
+class DataObjects(Protocol):
+    """The checkpoints' bytes."""
+
+    def put(self, key: str, source: DigestedFile) -> None:
+        """Store the file under *key*, durably on return; replaces a failed earlier try.
+
+        An error of write, fsync or close is final for the bytes written so far: the adapter starts
+        over under a new temporary name and never repeats an fsync.
+
+        Raises:
+            FullError: no space; nothing visible was left.
+            IntegrityError: the source no longer has the size it is said to have.
+            TransientStoreError: unknown; call again.
+        """
+        ...
+
+    def verify(self, key: str, source: DigestedFile, mode: VerifyMode) -> None:
+        """Prove that *key* holds exactly the bytes of *source*.
+
+        Raises:
+            IntegrityError: size or digest differ; names the key.
+            MissingError: nothing is there.
+            TransientStoreError: unknown.
+        """
+        ...
+
+    def read(self, key: str, offset: int, length: int) -> bytes:
+        """Up to *length* bytes at *offset* (short only at the end).
+
+        Raises:
+            MissingError, TransientStoreError.
+        """
+        ...
+
+    def local_path(self, key: str) -> str | None:
+        """A path of the local file system where *key*'s bytes can be reflinked or None."""
+        ...
+
+
+class Publication(Protocol):
+    """The committed state under its own name, derived from the log; all steps are idempotent."""
+
+    def publish(self, run: str, manifest: Manifest, manifest_bytes: bytes) -> None:
+        """Make `run/<name>` show exactly *manifest*, replacing any earlier attempt's.
+
+        Safe to repeat, and to run in several processes at once for the same manifest. A foreign
+        directory (not made by ckptgate) in its place is moved to `run/.ckptgate/displaced/`, never
+        deleted.
+        """
+        ...
+
+    def published_attempt(self, run: str, name: str) -> str:
+        """The attempt that `run/<name>` shows now, or "" (nothing or a foreign directory)."""
+        ...
+
+    def unpublish(self, run: str, name: str, attempt: str) -> None:
+        """Hide `run/<name>` if it shows *attempt*; the bytes stay below `run/.ckptgate/`."""
+        ...
+
+    def set_pointer(self, run: str, value: PointerValue) -> None:
+        """Make `run/<pointer>` be *value*, atomically for readers."""
+        ...
+
+    def remove_pointer(self, run: str, pointer: str) -> None:
+        """Remove the pointer if it is there."""
+        ...
+
+    def pointer_content(self, run: str, pointer: str) -> str | None:
+        """The symlink's target or the text now under that name, None if there is none."""
+        ...
+
+    def lock_run(self, run: str) -> AbstractContextManager[None]:
+        """Context manager: one publisher of this run at a time, as far as the store can tell.
+
+        Advisory: correctness never depends on it (the log decides); it avoids needless work.
+        """
+        ...
+
+
+class PlainTree(Protocol):
+    """Plain names: directories, live and whole files, outside of checkpoints.
+
+    Paths are relative to the store's root, "" is the root. `.ckptgate` never appears.
+    """
+
+    def plain_stat(self, path: str) -> PlainEntry:
+        """What is there now, fresh. Raises MissingError."""
+        ...
+
+    def plain_list(self, path: str) -> list[PlainEntry]:
+        """The directory's entries. Raises MissingError."""
+        ...
+
+    def plain_read(self, path: str, offset: int, length: int) -> bytes:
+        """Bytes of a plain file."""
+        ...
+
+    def plain_put(self, path: str, source: str, *, mode: int, mtime_ns: int) -> None:
+        """Replace the file *path* by a copy of the local file *source*, atomically, durably."""
+        ...
+
+    def plain_mkdir(self, path: str, mode: int) -> None:
+        """Make a directory; an existing one is success."""
+        ...
+
+    def plain_symlink(self, path: str, target: str) -> None:
+        """Make or replace a symlink."""
+        ...
+
+    def plain_remove(self, path: str, *, is_dir: bool) -> None:
+        """Remove a file, symlink or empty directory; nothing there is success."""
+        ...
+
+    def plain_rename(self, old: str, new: str) -> None:
+        """Rename; *old* missing and *new* there is success (an earlier call landed)."""
+        ...
+
+
+class Store(Records, DataObjects, Publication, PlainTree, Protocol):
+    """All of it, and what it is."""
+
+    @property
+    def url(self) -> str:
+        """How a user names it, without secrets."""
+        ...
+
+    @property
+    def default_verify(self) -> VerifyMode:
+        """`readback` on a network file system, else `size`."""
+        ...
+
+    def probe(self) -> None:
+        """Prove at start-up that the store can do what is needed.
+
+        Raises:
+            UnusableError: missing, not a directory, read-only, full, or without put-if-absent
+                (the message names which, the hint the remedy).
+            FormatVersionError: written by another version.
+        """
+        ...

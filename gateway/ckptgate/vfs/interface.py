@@ -1,0 +1,203 @@
+"""The file system as drivers see it: values and the `FileSystem` protocol.
+
+Thread rule: any thread. A call whose caller has `may_block` false never touches the store and never
+waits: it raises WouldBlockError instead, having changed nothing, and the driver repeats it with
+`may_block` on a thread of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from ckptgate.ports.spool import NodeKind
+
+__all__ = ["Attr", "Caller", "DirEntry", "Entry", "FileSystem", "FsStats", "Opened", "SetAttr"]
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks.
+
+    Attributes:
+        uid, gid: credentials.
+        pid: thread id in our pid namespace; 0 if it is in another one.
+        may_block: the call may wait and touch the store.
+        request: the request's id if it may be sent again after a restart, else None.
+    """
+
+    uid: int
+    gid: int
+    pid: int
+    may_block: bool = False
+    request: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attr:
+    """stat(2) of a node. `mode` holds permission bits only; times in ns."""
+
+    ino: int
+    kind: NodeKind
+    mode: int
+    nlink: int
+    uid: int
+    gid: int
+    size: int
+    blocks: int
+    atime_ns: int
+    mtime_ns: int
+    ctime_ns: int
+    timeout_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A name's answer: `timeout_s` is how long the kernel may keep the name (0: ask each time)."""
+
+    attr: Attr
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DirEntry:
+    """One name of a directory. `entry` is what a look-up of it would answer now.
+
+    `cookie` is the position after it; positions stay valid while the directory is open.
+    """
+
+    name: str
+    ino: int
+    kind: NodeKind
+    cookie: int
+    entry: Entry | None
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An open file.
+
+    Attributes:
+        fh: handle.
+        fd: descriptor of the spool file (opened O_RDWR where it may be written), or -1: then every
+            READ is asked of the vfs. The vfs owns it until `release`.
+        is_complete: all bytes are in the spool file: the driver may let the kernel pass through, or
+            read and write *fd* itself. If false, `ensure` comes before each read.
+        keep_cache: pages cached at an earlier open are still right.
+    """
+
+    fh: int
+    fd: int
+    is_complete: bool
+    keep_cache: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetAttr:
+    """Changes of attributes; None leaves as is."""
+
+    mode: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    size: int | None = None
+    atime_ns: int | None = None
+    mtime_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FsStats:
+    """statfs(2) of the spool's file system."""
+
+    blocks: int
+    blocks_free: int
+    blocks_available: int
+    files: int
+    files_free: int
+    block_size: int
+    fragment_size: int
+
+
+class FileSystem(Protocol):
+    """What a driver calls. Errors are OSErrors with the errno that the caller is to see.
+
+    An open of a name that must first get a new version (a published file is truncated, a pointer is
+    rewritten) raises ESTALE once: the kernel looks the name up again and finds the new node.
+    """
+
+    def atomic(self, caller: Caller) -> AbstractContextManager[None]:
+        """A mutation and `remember(caller, reply)` inside are one transaction."""
+        ...
+
+    def replay(self, caller: Caller) -> bytes | None:
+        """The reply of this very request if it was already done before a restart."""
+        ...
+
+    def remember(self, caller: Caller, reply: bytes) -> None:
+        """Keep the reply for `replay`."""
+        ...
+
+    def settle(self, caller: Caller, ino: int) -> None:
+        """Wait (2 s at most) until other nodes can know of a mutation of this node.
+
+        Called after `atomic` ended and before the reply, for mkdir, rename, rmdir and flush, with
+        `may_block`; returns at once where there is nothing to wait for (see `must_settle`).
+        """
+        ...
+
+    def must_settle(self, ino: int) -> bool:
+        """Whether `settle` would wait; cheap."""
+        ...
+
+    def lookup(self, caller: Caller, parent: int, name: str) -> Entry: ...
+    def forget(self, nodes: Sequence[tuple[int, int]]) -> None:
+        """(node, count) pairs: the kernel dropped so many look-ups."""
+        ...
+
+    def getattr(self, caller: Caller, ino: int, fh: int | None) -> Attr: ...
+    def setattr(self, caller: Caller, ino: int, changes: SetAttr, fh: int | None) -> Attr: ...
+    def readlink(self, caller: Caller, ino: int) -> str: ...
+    def symlink(self, caller: Caller, parent: int, name: str, target: str) -> Entry: ...
+    def mkdir(self, caller: Caller, parent: int, name: str, mode: int) -> Entry: ...
+    def unlink(self, caller: Caller, parent: int, name: str) -> None: ...
+    def rmdir(self, caller: Caller, parent: int, name: str) -> None: ...
+    def rename(
+        self, caller: Caller, parent: int, name: str, new_parent: int, new_name: str, flags: int
+    ) -> None:
+        """`flags` as of renameat2(2): NOREPLACE and EXCHANGE, the latter EINVAL where not meant."""
+        ...
+
+    def create(
+        self, caller: Caller, parent: int, name: str, flags: int, mode: int
+    ) -> tuple[Entry, Opened]: ...
+    def open(self, caller: Caller, ino: int, flags: int) -> Opened: ...
+    def ensure(self, caller: Caller, fh: int, offset: int, length: int) -> None:
+        """Have this range verified in the spool file; for handles that aren't complete."""
+        ...
+
+    def read(self, caller: Caller, fh: int, offset: int, length: int) -> bytes:
+        """For handles whose `fd` is -1."""
+        ...
+
+    def flush(self, caller: Caller, fh: int) -> None:
+        """A process closed a descriptor of this handle."""
+        ...
+
+    def release(self, fh: int) -> None:
+        """The last descriptor is gone; unknown handles are ignored (restart)."""
+        ...
+
+    def fsync(self, caller: Caller, fh: int, *, data_only: bool) -> None: ...
+    def opendir(self, caller: Caller, ino: int) -> int: ...
+    def readdir(self, caller: Caller, fh: int, cookie: int) -> Sequence[DirEntry]:
+        """Entries after *cookie* (0: from the start), `.` and `..` among them."""
+        ...
+
+    def releasedir(self, fh: int) -> None: ...
+    def fsyncdir(self, caller: Caller, ino: int) -> None: ...
+    def statfs(self, caller: Caller) -> FsStats: ...
+    def getxattr(self, caller: Caller, ino: int, name: str) -> bytes: ...
+    def setxattr(self, caller: Caller, ino: int, name: str, value: bytes, flags: int) -> None: ...
+    def listxattr(self, caller: Caller, ino: int) -> Sequence[str]: ...
+    def removexattr(self, caller: Caller, ino: int, name: str) -> None: ...
