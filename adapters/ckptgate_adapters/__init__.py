@@ -1,0 +1,1 @@
+"""Adapters: they translate calls, bytes and errors, and decide nothing about checkpoints."""

@@ -1,0 +1,232 @@
+"""Unix sockets in the spool: wake-ups, invalidations, and the command line's control socket.
+
+A lost datagram costs latency and nothing else, so sending never blocks and never fails. Socket
+paths are limited to 107 bytes, a spool's path is not: addresses go through a directory descriptor.
+Any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from ckptgate.errors import CkptError, ErrorKind, UnusableError
+
+__all__ = [
+    "CONTROL_SOCKET",
+    "MOUNT_SOCKET",
+    "PUBLISHER_SOCKET",
+    "ControlServer",
+    "DatagramInvalidations",
+    "DatagramReceiver",
+    "DatagramWaker",
+    "RemoteError",
+    "control_call",
+]
+
+_log = logging.getLogger(__name__)
+
+PUBLISHER_SOCKET: Final = "publisher.sock"
+MOUNT_SOCKET: Final = "mount.sock"
+CONTROL_SOCKET: Final = "control.sock"
+_MAX_REQUEST_BYTES: Final = 1 << 20
+_MAX_REPLY_BYTES: Final = 256 << 20
+
+
+@contextlib.contextmanager
+def _address(directory: str, name: str) -> Iterator[str]:
+    """A short address of the socket *name* in *directory*."""
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}/{name}"
+    finally:
+        os.close(fd)
+
+
+def _bind(kind: socket.SocketKind, directory: str, name: str) -> socket.socket:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(directory, name))
+    sock = socket.socket(socket.AF_UNIX, kind)
+    with _address(directory, name) as address:
+        sock.bind(address)
+    os.chmod(os.path.join(directory, name), 0o600)
+    return sock
+
+
+class _DatagramSender:
+    """Sends datagrams to a socket that may come, go and be bound again."""
+
+    def __init__(self, directory: str, name: str) -> None:
+        self._directory = directory
+        self._name = name
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._sock.setblocking(False)
+
+    def send(self, data: bytes) -> None:
+        with contextlib.suppress(OSError), _address(self._directory, self._name) as address:
+            self._sock.sendto(data, address)
+
+
+class DatagramWaker:
+    """`ports.catalog.Waker` by datagram."""
+
+    def __init__(self, spool_path: str) -> None:
+        self._sender = _DatagramSender(spool_path, PUBLISHER_SOCKET)
+
+    def wake(self) -> None:
+        """Tell the publisher that there is work."""
+        self._sender.send(b"w")
+
+
+class DatagramInvalidations:
+    """`ports.catalog.Invalidations` by datagrams to the mount process."""
+
+    def __init__(self, spool_path: str) -> None:
+        self._sender = _DatagramSender(spool_path, MOUNT_SOCKET)
+
+    def name(self, parent: int, name: str) -> None:
+        """The name means something else now."""
+        self._sender.send(json.dumps({"parent": parent, "name": name}).encode())
+
+    def node(self, ino: int) -> None:
+        """The node's attributes or content changed."""
+        self._sender.send(json.dumps({"node": ino}).encode())
+
+
+class DatagramReceiver:
+    """The receiving end of either datagram socket."""
+
+    def __init__(self, spool_path: str, name: str) -> None:
+        self._sock = _bind(socket.SOCK_DGRAM, spool_path, name)
+
+    def wait(self, timeout_s: float | None) -> bytes | None:
+        """The next datagram, or None after *timeout_s* or when closed."""
+        self._sock.settimeout(timeout_s)
+        try:
+            return self._sock.recv(1 << 16)
+        except OSError:
+            return None
+
+    def drain(self) -> None:
+        """Drop what has come meanwhile: one wake-up is as good as many."""
+        self._sock.setblocking(False)
+        with contextlib.suppress(OSError):
+            while True:
+                self._sock.recv(1 << 16)
+
+    def close(self) -> None:
+        """Stop receiving."""
+        self._sock.close()
+
+
+class RemoteError(CkptError):
+    """An error that the daemon answered; it has the original's kind, errno and exit code."""
+
+    @staticmethod
+    def of(reply: dict[str, Any]) -> RemoteError:
+        """From the daemon's answer."""
+        error = RemoteError(
+            str(reply["message"]),
+            subject=str(reply.get("subject", "")),
+            hint=str(reply.get("hint", "")),
+            errno_value=int(reply["errno"]),
+        )
+        error.kind = ErrorKind(reply["kind"])
+        for cls in CkptError.__subclasses__():
+            if cls.kind is error.kind:
+                error.exit_code = cls.exit_code
+        return error
+
+
+def control_call(spool_path: str, request: dict[str, Any], *, timeout_s: float = 60.0) -> Any:
+    """Ask the daemon of a spool and return its result.
+
+    Raises:
+        UnusableError: no daemon answers.
+        RemoteError: it answered with an error.
+    """
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(timeout_s)
+            with _address(spool_path, CONTROL_SOCKET) as address:
+                sock.connect(address)
+            sock.sendall(json.dumps(request).encode() + b"\n")
+            with sock.makefile("rb") as stream:
+                line = stream.readline(_MAX_REPLY_BYTES)
+    except OSError as exc:
+        msg = f"the daemon of the spool {spool_path} does not answer: {exc}"
+        raise UnusableError(
+            msg, subject=spool_path, hint="see <spool>/ckptgate.log, or mount again"
+        ) from exc
+    if not line.endswith(b"\n"):
+        msg = f"the daemon of the spool {spool_path} ended while it answered"
+        raise UnusableError(msg, subject=spool_path, hint="call again")
+    reply: dict[str, Any] = json.loads(line)
+    if "error" in reply:
+        raise RemoteError.of(reply["error"])
+    return reply["result"]
+
+
+class ControlServer:
+    """Answers requests of the command line, each connection on a thread of its own."""
+
+    def __init__(self, spool_path: str, answer: Callable[[dict[str, Any]], Any]) -> None:
+        self._answer = answer
+        self._sock = _bind(socket.SOCK_STREAM, spool_path, CONTROL_SOCKET)
+        self._sock.listen(16)
+        self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop answering."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                conn, _ = self._sock.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._one, args=(conn,), daemon=True).start()
+
+    def _one(self, conn: socket.socket) -> None:
+        with conn, contextlib.suppress(OSError):
+            conn.settimeout(30)
+            with conn.makefile("rb") as stream:
+                line = stream.readline(_MAX_REQUEST_BYTES)
+            conn.settimeout(None)
+            conn.sendall(json.dumps(self._reply(line)).encode() + b"\n")
+
+    def _reply(self, line: bytes) -> dict[str, Any]:
+        try:
+            request = json.loads(line)
+            if not isinstance(request, dict):
+                msg = "a request is a JSON object on one line"
+                raise TypeError(msg)
+            return {"result": self._answer(request)}
+        except CkptError as exc:
+            return {"error": _error_reply(exc)}
+        except Exception as exc:  # noqa: BLE001 - outer edge: a bad request must not end the daemon
+            _log.exception("control-failed request=%r", line[:200])
+            return {"error": _error_reply(CkptError(f"internal error: {exc!r}"))}
+
+
+def _error_reply(exc: CkptError) -> dict[str, Any]:
+    return {
+        "kind": str(exc.kind),
+        "message": exc.message,
+        "subject": exc.subject,
+        "hint": exc.hint,
+        "errno": exc.errno,
+    }

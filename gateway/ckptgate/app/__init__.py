@@ -1,0 +1,1 @@
+"""The program: configuration, composition root, processes, command line, Python API, demo."""

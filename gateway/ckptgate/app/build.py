@@ -1,0 +1,130 @@
+"""The composition root: which adapter stands behind which port. Nothing else knows both sides."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from ckptgate.app.config import Config
+from ckptgate.engine.catalog import StoreCatalog
+from ckptgate.engine.events import Events
+from ckptgate.engine.membership import Membership
+from ckptgate.engine.publisher import Publisher
+from ckptgate.engine.runlog import RunLogs
+from ckptgate.engine.settings import PublisherSettings
+from ckptgate.ports.catalog import Invalidations
+from ckptgate.ports.spool import Spool
+from ckptgate.ports.store import Store, VerifyMode
+from ckptgate.vfs.settings import VfsSettings
+from ckptgate.vfs.vfs import Vfs
+from ckptgate_adapters.channels import DatagramInvalidations, DatagramWaker
+from ckptgate_adapters.posix_store import PosixStore
+from ckptgate_adapters.proc_identity import ProcIdentity
+from ckptgate_adapters.sqlite_spool import SqliteSpool
+from ckptgate_adapters.system_clock import SystemClock, SystemIds
+
+__all__ = ["Parts", "build_parts", "build_publisher", "build_vfs"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What both processes need."""
+
+    config: Config
+    store: Store
+    spool: Spool
+    logs: RunLogs
+    membership: Membership
+    events: Events
+    clock: SystemClock
+    ids: SystemIds
+    member: str
+
+
+def build_parts(config: Config) -> Parts:
+    """Open the store and the (existing) spool of a mount."""
+    store = PosixStore(config.store)
+    spool = SqliteSpool.attach(config.spool)
+    clock, ids = SystemClock(), SystemIds()
+    member = spool.get_meta("member") or ""
+    logs = RunLogs(store, clock=clock, ids=ids, member=member)
+    events = Events(os.path.join(config.spool, "events.jsonl"), clock=clock)
+    membership = Membership(
+        store=store,
+        spool=spool,
+        logs=logs,
+        clock=clock,
+        ids=ids,
+        member=member,
+        host=os.uname().nodename,
+        events=events,
+    )
+    return Parts(
+        config=config,
+        store=store,
+        spool=spool,
+        logs=logs,
+        membership=membership,
+        events=events,
+        clock=clock,
+        ids=ids,
+        member=member,
+    )
+
+
+def publisher_settings(config: Config) -> PublisherSettings:
+    """The publisher's settings from the configuration."""
+    commit = config.commit
+    return PublisherSettings(
+        commit_deadline_s=commit.deadline_s,
+        quiescence_s=commit.quiescence_s,
+        abandon_after_s=commit.abandon_after_s,
+        survivor_delay_s=commit.survivor_delay_s,
+        live_interval_s=commit.live_interval_s,
+        idle_interval_s=commit.idle_interval_s,
+        verify=VerifyMode(config.verify) if config.verify else None,
+        patterns=config.names.patterns(),
+    )
+
+
+def build_publisher(parts: Parts) -> Publisher:
+    """The publisher of a mount."""
+    return Publisher(
+        store=parts.store,
+        spool=parts.spool,
+        logs=parts.logs,
+        membership=parts.membership,
+        clock=parts.clock,
+        ids=parts.ids,
+        member=parts.member,
+        events=parts.events,
+        invalidations=DatagramInvalidations(parts.config.spool),
+        settings=publisher_settings(parts.config),
+    )
+
+
+def build_vfs(parts: Parts, invalidations: Invalidations) -> Vfs:
+    """The name space of a mount."""
+    config = parts.config
+    catalog = StoreCatalog(
+        store=parts.store,
+        spool=parts.spool,
+        logs=parts.logs,
+        membership=parts.membership,
+        clock=parts.clock,
+        events=parts.events,
+        invalidations=invalidations,
+    )
+    return Vfs(
+        spool=parts.spool,
+        catalog=catalog,
+        waker=DatagramWaker(config.spool),
+        clock=parts.clock,
+        patterns=config.names.patterns(),
+        identify=ProcIdentity(),
+        settings=VfsSettings(
+            default_job_key=config.job,
+            decision_wait_s=config.commit.decision_wait_s,
+            resume_wait_s=config.commit.resume_wait_s,
+        ),
+    )

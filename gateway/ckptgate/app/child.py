@@ -1,0 +1,51 @@
+"""Entry point of the two child processes: `python -m ckptgate.app.child mount|publisher SPOOL ...`.
+
+Started by the supervisor only. A child ends with its supervisor: without one, nothing would start
+the other child again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+import msgspec
+
+from ckptgate.app.config import Config
+from ckptgate.app.logs import configure_logging
+from ckptgate.app.supervisor import CONFIG_FILE
+
+__all__ = ["main"]
+
+_PR_SET_PDEATHSIG = 1
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _load(spool: str) -> Config:
+    with open(os.path.join(spool, CONFIG_FILE), "rb") as stream:
+        return msgspec.json.decode(stream.read(), type=Config)
+
+
+def main(argv: list[str]) -> int:
+    """Run one child; returns its exit code."""
+    _end_with_parent()
+    name, spool, *rest = argv
+    config = _load(spool)
+    configure_logging(config.log_level, process=name)
+    if name == "mount":
+        from ckptgate.app.mount_process import run_mount  # noqa: PLC0415 - only what it needs
+
+        device, ready_fd = (int(text) for text in rest)
+        return run_mount(config, device, ready_fd)
+    from ckptgate.app.publisher_process import run_publisher  # noqa: PLC0415 - only what it needs
+
+    return run_publisher(config)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

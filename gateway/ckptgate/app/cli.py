@@ -1,0 +1,69 @@
+"""The command line: parse, call one function, print. Exit codes are in `errors.ExitCode`.
+
+`ckptgate --help` and README list the commands; tests call `main(argv)`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import sys
+import traceback
+from collections.abc import Sequence
+
+from ckptgate.app.commands import decide, look, mounting, running
+from ckptgate.errors import CkptError, ExitCode
+
+__all__ = ["build_parser", "main"]
+
+
+class _Parser(argparse.ArgumentParser):
+    """Ends with our usage code: argparse's own 2 means `pending` here."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]  # it does not return
+        self.print_usage(sys.stderr)
+        self.exit(ExitCode.USAGE, f"{self.prog}: {message}\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    from ckptgate import __version__  # noqa: PLC0415 - the package imports this module's package
+
+    parser = _Parser(
+        prog="ckptgate",
+        description="Transactional checkpoint gateway: what can be seen is whole.",
+        epilog="Exit codes: 0 done, 1 internal error, 2 pending, 3 refused or aborted, "
+        "4 not found, 5 integrity, 6 store/spool/mount unusable, 7 busy, 64 usage.",
+    )
+    parser.add_argument("--version", action="version", version=f"ckptgate {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for module in (mounting, look, decide, running):
+        module.add_commands(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    args = build_parser().parse_args(argv)
+    logging.basicConfig(format="ckptgate: %(message)s", level=logging.WARNING)
+    try:
+        return int(args.run(args))
+    except CkptError as exc:
+        print(f"ckptgate: {exc.message}", file=sys.stderr)
+        if exc.hint:
+            print(f"  hint: {exc.hint}", file=sys.stderr)
+        return exc.exit_code
+    except BrokenPipeError:
+        with contextlib.suppress(OSError):
+            sys.stdout.close()
+        return ExitCode.OK
+    except KeyboardInterrupt:
+        return 130
+    except Exception:  # noqa: BLE001 - outer edge: a bug ends with its traceback and exit code 1
+        traceback.print_exc()
+        return ExitCode.INTERNAL
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""`commit`, `abort`, `wait`: decisions about one checkpoint of a mount on this node."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from ckptgate.app.commands.output import add_json, print_json
+from ckptgate.app.locate import Place, locate_checkpoint
+from ckptgate.errors import ExitCode, MissingError, PendingError, RefusedError, UsageError
+from ckptgate_adapters.channels import control_call
+
+__all__ = ["add_commands"]
+
+
+def add_commands(commands: Any) -> None:
+    """Add this module's commands."""
+    commit = commands.add_parser("commit", help="say that ranks wrote all of a checkpoint")
+    commit.add_argument("path", metavar="PATH", help="the checkpoint directory, in a mount")
+    commit.add_argument("--rank", type=int, metavar="R")
+    commit.add_argument("--world-size", type=int, metavar="W")
+    commit.add_argument("--all", action="store_true", help="for all ranks at once")
+    commit.add_argument("--wait", action="store_true", help="until it is decided")
+    commit.add_argument("--timeout", type=float, default=None, metavar="S")
+    add_json(commit)
+    commit.set_defaults(run=_commit)
+    abort = commands.add_parser("abort", help="give an unfinished checkpoint up")
+    abort.add_argument("path", metavar="PATH")
+    abort.add_argument("--reason", default="", metavar="TEXT")
+    add_json(abort)
+    abort.set_defaults(run=_abort)
+    wait = commands.add_parser("wait", help="until a checkpoint is committed or aborted")
+    wait.add_argument("path", metavar="PATH")
+    wait.add_argument("--timeout", type=float, default=None, metavar="S")
+    add_json(wait)
+    wait.set_defaults(run=_wait)
+
+
+def _ask(place: Place, op: str, **more: Any) -> Any:
+    if place.mount is None:
+        msg = f"{place.name!r} is not in a running ckptgate mount"
+        raise MissingError(msg, subject=place.name, hint="ckptgate status lists the mounts")
+    return control_call(
+        place.mount.spool, {"op": op, "run": place.run, "name": place.name, **more}
+    )
+
+
+def _commit(args: argparse.Namespace) -> int:
+    if args.all == (args.rank is not None) or (args.rank is None) != (args.world_size is None):
+        msg = "commit takes --rank R --world-size W, or --all"
+        raise UsageError(msg, subject=args.path)
+    place = locate_checkpoint(args.path)
+    result = _ask(
+        place, "commit", rank=args.rank, world_size=args.world_size, all=args.all
+    )
+    if args.wait:
+        result = _wait_decided(place, args.timeout)
+    _print(args, result, f"{place.name}: recorded")
+    return ExitCode.OK
+
+
+def _abort(args: argparse.Namespace) -> int:
+    result = _ask(locate_checkpoint(args.path), "abort", reason=args.reason)
+    _print(args, result, f"{result['name']}: {result['state']}")
+    return ExitCode.OK
+
+
+def _wait(args: argparse.Namespace) -> int:
+    result = _wait_decided(locate_checkpoint(args.path), args.timeout)
+    _print(args, result, "")
+    return ExitCode.OK
+
+
+def _print(args: argparse.Namespace, result: dict[str, Any], text: str) -> None:
+    if args.json:
+        print_json(result)
+    else:
+        print(f"{result['name']}: {result['state']}" if "reason" in result else text)
+
+
+def _wait_decided(place: Place, timeout_s: float | None) -> dict[str, Any]:
+    """The state once it is decided.
+
+    Raises:
+        RefusedError: aborted or abandoned.
+        PendingError: not decided in time.
+    """
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        found: dict[str, Any] = _ask(place, "state")
+        if found["state"] in {"committed", "replaced"}:
+            return found
+        if found["state"] in {"aborted", "abandoned"}:
+            missing = "".join(f"\n  missing: {line}" for line in found["missing"])
+            msg = f"{place.name} was {found['state']}: {found['reason']}{missing}"
+            raise RefusedError(msg, subject=place.name)
+        if deadline is not None and time.monotonic() >= deadline:
+            missing = "; ".join(found["missing"]) or "not decided yet"
+            msg = f"{place.name} is {found['state']} after {timeout_s:g} s: {missing}"
+            raise PendingError(msg, subject=place.name, hint="ckptgate status")
+        time.sleep(0.1)

@@ -1,0 +1,210 @@
+"""`status`, `ls`, `show`, `log`, `verify`: read, change nothing."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+import msgspec
+
+from ckptgate.app.commands.output import add_json, human_bytes, print_json, print_rows
+from ckptgate.app.commands.watch import watch_status
+from ckptgate.app.locate import Place, locate_checkpoint, locate_run, require_mount
+from ckptgate.app.registry import MountInfo, list_mounts
+from ckptgate.engine.manifests import load_manifest
+from ckptgate.engine.runlog import RunLog
+from ckptgate.engine.verify import verify_checkpoint
+from ckptgate.errors import CkptError, ExitCode, MissingError
+from ckptgate.model.documents import Manifest, encode
+from ckptgate.model.layout import log_key
+from ckptgate_adapters.channels import control_call
+from ckptgate_adapters.posix_store import PosixStore
+from ckptgate_adapters.system_clock import SystemClock, SystemIds
+
+__all__ = ["add_commands"]
+
+
+def add_commands(commands: Any) -> None:
+    """Add this module's commands."""
+    status = commands.add_parser("status", help="what is under way, what is missing, who owes it")
+    status.add_argument("path", nargs="?", default="", metavar="PATH", help="a path in a mount")
+    status.add_argument("--watch", action="store_true", help="live view")
+    add_json(status)
+    status.set_defaults(run=_status)
+    ls = commands.add_parser("ls", help="the committed checkpoints of a run")
+    ls.add_argument("run", metavar="RUN", help="the run's directory, in a mount or a store")
+    add_json(ls)
+    ls.set_defaults(run=_ls)
+    show = commands.add_parser("show", help="what a committed checkpoint consists of")
+    show.add_argument("path", metavar="NAME", help="the checkpoint: RUN/NAME")
+    add_json(show)
+    show.set_defaults(run=_show)
+    log = commands.add_parser("log", help="a run's decisions: who, when, why")
+    log.add_argument("run", metavar="RUN")
+    add_json(log)
+    log.set_defaults(run=_log)
+    verify = commands.add_parser("verify", help="read every byte and compare with the manifest")
+    verify.add_argument("path", metavar="NAME", help="the checkpoint: RUN/NAME")
+    add_json(verify)
+    verify.set_defaults(run=_verify)
+
+
+def _mounts(path: str) -> list[MountInfo]:
+    return [require_mount(path)] if path else list_mounts()
+
+
+def _status(args: argparse.Namespace) -> int:
+    mounts = _mounts(args.path)
+    if args.watch:
+        return watch_status(mounts)
+    reports = [_report(mount) for mount in mounts]
+    if args.json:
+        print_json(reports[0] if args.path else reports)
+    elif not reports:
+        print("no ckptgate mount runs on this machine for this user")
+    for report in () if args.json else reports:
+        _print_report(report)
+    return max((_status_code(report) for report in reports), default=ExitCode.OK)
+
+
+def _report(mount: MountInfo) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = control_call(mount.spool, {"op": "status"})
+    except CkptError as exc:
+        # The others are still worth seeing; the exit code tells.
+        return {"mountpoint": mount.mountpoint, "store": mount.store, "error": exc.message}
+    return found
+
+
+def _status_code(report: dict[str, Any]) -> ExitCode:
+    """0 clean, 2 something is under way, 3 something was refused lately, 6 no answer."""
+    if "error" in report:
+        return ExitCode.UNUSABLE
+    states = {row["state"] for row in report["attempts"]}
+    if "aborted" in states:
+        return ExitCode.REFUSED
+    return ExitCode.PENDING if states & {"open", "sealed"} else ExitCode.OK
+
+
+def _print_report(report: dict[str, Any]) -> None:
+    print(f"{report['mountpoint']}  store {report['store']}")
+    if "error" in report:
+        print(f"  {report['error']}")
+        return
+    for row in report["attempts"]:
+        files = row["files"]
+        done, total = files["stored"]["count"], sum(part["count"] for part in files.values())
+        size = human_bytes(sum(part["bytes"] for part in files.values()))
+        where = os.path.join(row["run"], row["name"])
+        print(f"  {where}  {row['state']}  {done}/{total} files in the store, {size}")
+        for line in (*([row["reason"]] if row["reason"] else []), *row["missing"]):
+            print(f"    {line}")
+    for event in report["events"]:
+        print(f"  {event['at']} {event['kind']}: {event['subject']}: {event['detail']}")
+
+
+def _open_log(place: Place) -> tuple[PosixStore, RunLog]:
+    store = PosixStore(place.store)
+    log = RunLog(store, place.run, clock=SystemClock(), ids=SystemIds(), member="")
+    log.refresh()
+    return store, log
+
+
+def _ls(args: argparse.Namespace) -> int:
+    place = locate_run(args.run)
+    store, log = _open_log(place)
+    state = log.state
+    rows: list[dict[str, Any]] = []
+    for name, attempt in state.current.items():
+        view = state.attempts[attempt]
+        manifest, _ = load_manifest(store, place.run, attempt, view.manifest)
+        rows.append({
+            "name": name,
+            "attempt": attempt,
+            "committed_at": manifest.created_at,
+            "files": sum(entry.type == "file" for entry in manifest.entries),
+            "bytes": sum(entry.size for entry in manifest.entries),
+            "generation": view.generation,
+            "is_published": view.is_published,
+            "pointers": [key for key, it in state.pointers.items() if it.value.target == name],
+            "is_pinned": name in state.pins,
+            "quarantined": state.quarantined.get(name, ""),
+        })  # fmt: skip
+    rows.sort(key=lambda row: row["committed_at"])
+    if args.json:
+        print_json({"run": place.run, "checkpoints": rows})
+        return ExitCode.OK
+    print_rows(
+        ("NAME", "COMMITTED", "FILES", "SIZE", "POINTERS"),
+        [
+            (r["name"], r["committed_at"], r["files"], human_bytes(r["bytes"]),
+             ",".join(r["pointers"]))
+            for r in rows
+        ],
+    )  # fmt: skip
+    return ExitCode.OK
+
+
+def _committed(args: argparse.Namespace) -> tuple[Place, PosixStore, Manifest]:
+    place = locate_checkpoint(args.path)
+    store, log = _open_log(place)
+    attempt = log.state.current.get(place.name)
+    if attempt is None:
+        msg = f"no committed checkpoint {place.name!r} in the run {place.run or '/'!r}"
+        raise MissingError(msg, subject=args.path, hint=f"ckptgate ls {os.path.dirname(args.path)}")
+    digest = log.state.attempts[attempt].manifest
+    return place, store, load_manifest(store, place.run, attempt, digest)[0]
+
+
+def _show(args: argparse.Namespace) -> int:
+    _, _, manifest = _committed(args)
+    if args.json:
+        print_json(msgspec.json.decode(encode(manifest)))
+        return ExitCode.OK
+    print(f"{manifest.name}  attempt {manifest.attempt}  committed {manifest.created_at}")
+    print(f"sealed by {manifest.event}  format {manifest.format_name or 'unknown'}")
+    print(f"members {', '.join(manifest.members)}  generation {manifest.generation}")
+    print_rows(
+        ("PATH", "SIZE", "RANK", "BLAKE3"),
+        [
+            (e.path + ("/" if e.type == "dir" else ""), e.size,
+             e.evidence.rank if e.evidence.rank >= 0 else "-", e.digest or e.target)
+            for e in manifest.entries
+        ],
+    )  # fmt: skip
+    return ExitCode.OK
+
+
+def _log(args: argparse.Namespace) -> int:
+    place = locate_run(args.run)
+    store, log = _open_log(place)
+    records: list[dict[str, Any]] = [
+        msgspec.json.decode(store.get(log_key(place.run, index)))
+        for index in range(log.state.length)
+    ]
+    if args.json:
+        print_json({"run": place.run, "records": records})
+        return ExitCode.OK
+    for record in records:
+        entry = dict(record["entry"])
+        kind = entry.pop("type")
+        words = " ".join(f"{key}={value}" for key, value in entry.items() if value not in ("", []))
+        print(f"{record['index']:>6}  {record['at']}  {record['member']}  {kind}  {words}")
+    return ExitCode.OK
+
+
+def _verify(args: argparse.Namespace) -> int:
+    place, store, manifest = _committed(args)
+    report = verify_checkpoint(store, place.run, manifest.name)
+    if args.json:
+        print_json(msgspec.to_builtins(report))
+    elif not report.problems:
+        print(
+            f"{report.name}: {report.files} files, {human_bytes(report.bytes)}: every byte is as "
+            "committed"
+        )
+    else:
+        for problem in report.problems:
+            print(f"{report.name}: {problem}")
+    return ExitCode.INTEGRITY if report.problems else ExitCode.OK

@@ -1,0 +1,163 @@
+"""`mount`, `umount`: begin and end."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import Any, Final
+
+from ckptgate.app.config import Config, ConfigFile, load_config_file, make_config
+from ckptgate.app.locate import require_mount
+from ckptgate.app.logs import configure_logging
+from ckptgate.app.publisher_process import LEFT_FILE
+from ckptgate.app.registry import MountInfo
+from ckptgate.app.supervisor import Supervisor
+from ckptgate.errors import CkptError, ErrorKind, ExitCode, PendingError, UnusableError
+from ckptgate_adapters.channels import RemoteError, control_call
+from ckptgate_adapters.fuse.channel import unmount
+
+__all__ = ["add_commands", "unmount_and_drain"]
+
+LOG_FILE: Final = "ckptgate.log"
+_EXIT_MARGIN_S: Final = 20.0
+
+
+def add_commands(commands: Any) -> None:
+    """Add this module's commands."""
+    mount = commands.add_parser("mount", help="mount a store's gateway on a directory")
+    mount.add_argument("store", nargs="?", default="", metavar="STORE", help="directory or file:///")
+    mount.add_argument("mountpoint", metavar="MOUNTPOINT", help="made if it is missing")
+    mount.add_argument("--spool", default="", metavar="DIR", help="local staging directory")
+    mount.add_argument("--config", default="", metavar="FILE", help="TOML, see README")
+    mount.add_argument("--foreground", action="store_true", help="stay in the foreground")
+    mount.add_argument("--ready-fd", type=int, default=None, help=argparse.SUPPRESS)
+    mount.set_defaults(run=_mount)
+    umount = commands.add_parser("umount", help="unmount and finish what can be finished")
+    umount.add_argument("mountpoint", metavar="MOUNTPOINT")
+    umount.add_argument("--timeout", type=float, default=30.0, metavar="S", help="to finish in")
+    umount.add_argument("--lazy", action="store_true", help="detach even while files are open")
+    umount.set_defaults(run=_umount)
+
+
+def _mount(args: argparse.Namespace) -> int:
+    file = load_config_file(args.config) if args.config else ConfigFile()
+    config = make_config(
+        file, store=args.store, mountpoint=args.mountpoint, spool=args.spool
+    )
+    if not args.foreground:
+        _mount_in_background(config, args)
+        return ExitCode.OK
+    configure_logging(config.log_level, process="supervisor")
+    if args.ready_fd is None:
+        Supervisor(config).run(None)
+        return ExitCode.OK
+    try:
+        Supervisor(config).run(args.ready_fd)
+    except CkptError as exc:
+        _tell_parent(args.ready_fd, exc)
+        raise
+    return ExitCode.OK
+
+
+def _tell_parent(ready_fd: int, exc: CkptError) -> None:
+    error = {
+        "kind": str(exc.kind),
+        "message": exc.message,
+        "subject": exc.subject,
+        "hint": exc.hint,
+        "errno": exc.errno,
+    }
+    try:
+        os.write(ready_fd, json.dumps({"error": error}).encode() + b"\n")
+    except OSError:
+        return  # it was ready once and the parent is gone: the log has the error
+
+
+def _mount_in_background(config: Config, args: argparse.Namespace) -> None:
+    """Start this same command in the foreground of a session of its own; wait until it serves."""
+    reader, writer = os.pipe()
+    command = [sys.executable, "-m", "ckptgate.app.cli", "mount", "--foreground"]
+    command += ["--ready-fd", str(writer), "--spool", config.spool]
+    if args.config:
+        command += ["--config", os.path.abspath(args.config)]
+    command += [config.store, config.mountpoint]
+    try:
+        os.makedirs(config.spool, mode=0o700, exist_ok=True)
+        log = open(os.path.join(config.spool, LOG_FILE), "ab")  # noqa: SIM115 - given to the child
+    except OSError as exc:
+        msg = f"cannot use the spool {config.spool}: {exc.strerror}"
+        raise UnusableError(
+            msg, subject=config.spool, hint="--spool DIR on a writable local disk"
+        ) from exc
+    with log:
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=(writer,),
+            start_new_session=True,
+            cwd="/",
+        )
+    os.close(writer)
+    with os.fdopen(reader, "rb") as stream:
+        line = stream.readline()
+    if not line:
+        msg = f"the daemon ended before {config.mountpoint} was usable"
+        raise UnusableError(msg, subject=config.mountpoint, hint=f"see {log.name}")
+    answer = json.loads(line)
+    if "error" in answer:
+        raise RemoteError.of(answer["error"])
+    print(f"mounted {config.store} on {config.mountpoint} (spool {config.spool})")
+
+
+def _umount(args: argparse.Namespace) -> int:
+    mount = require_mount(args.mountpoint)
+    left = unmount_and_drain(mount, timeout_s=args.timeout, lazy=args.lazy)
+    if not left:
+        print(f"unmounted {mount.mountpoint}: everything is in the store")
+        return ExitCode.OK
+    for row in left:
+        missing = "; ".join(row["missing"]) or "nobody committed it"
+        print(f"left in the spool: {row['name']} ({row['state']}): {missing}", file=sys.stderr)
+    print(
+        f"unmounted {mount.mountpoint}: {len(left)} unfinished; the spool {mount.spool} keeps them, "
+        "the next mount goes on",
+        file=sys.stderr,
+    )
+    return ExitCode.PENDING
+
+
+def unmount_and_drain(mount: MountInfo, *, timeout_s: float, lazy: bool) -> list[dict[str, Any]]:
+    """Unmount, let the daemon finish what it can, and return what is left.
+
+    Raises:
+        BusyError: files are open; the mount goes on.
+        PendingError: the daemon didn't end.
+    """
+    try:
+        control_call(mount.spool, {"op": "drain", "timeout_s": timeout_s})
+    except UnusableError as exc:
+        if exc.kind is not ErrorKind.UNUSABLE:
+            raise
+    left_file = os.path.join(mount.spool, LEFT_FILE)
+    if os.path.exists(left_file):
+        os.unlink(left_file)
+    unmount(mount.mountpoint, lazy=lazy)
+    deadline = time.monotonic() + timeout_s + _EXIT_MARGIN_S
+    while mount.is_alive:
+        if time.monotonic() > deadline:
+            msg = f"the daemon of {mount.mountpoint} (pid {mount.pid}) has not ended"
+            raise PendingError(msg, subject=mount.mountpoint, hint=f"see {mount.spool}/{LOG_FILE}")
+        time.sleep(0.05)
+    try:
+        with open(left_file, encoding="utf-8") as stream:
+            left: list[dict[str, Any]] = json.load(stream)
+    except FileNotFoundError:
+        msg = "the publisher did not say what is left"
+        return [{"name": mount.spool, "state": "unknown", "missing": [msg]}]
+    return left

@@ -1,0 +1,38 @@
+"""How commands print: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+__all__ = ["add_json", "human_bytes", "print_json", "print_rows"]
+
+
+def add_json(parser: Any) -> None:
+    """The option that every reading command has."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def print_json(value: Any) -> None:
+    """One JSON document, indented."""
+    json.dump(value, sys.stdout, indent=2, ensure_ascii=False, sort_keys=False, default=str)
+    sys.stdout.write("\n")
+
+
+def print_rows(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A plain table whose columns line up."""
+    table = [[str(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
+    for row in table:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def human_bytes(size: float) -> str:
+    """A size for people, in binary units."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError(size)

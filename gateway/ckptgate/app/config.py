@@ -1,0 +1,205 @@
+"""Configuration: a TOML file and the command line become one frozen, strict value.
+
+Only this module and the command line read files and environment for settings; everything below gets
+values. An unknown key or a wrong value is a ConfigError that names its place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tomllib
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from ckptgate.errors import ConfigError, UsageError
+from ckptgate.model.kinds import DEFAULT_PATTERNS, NamePatterns
+
+__all__ = [
+    "CommitSection",
+    "Config",
+    "ConfigFile",
+    "NamesSection",
+    "default_spool",
+    "load_config_file",
+    "make_config",
+    "runtime_directory",
+    "state_directory",
+    "store_path",
+]
+
+MAX_CONFIG_BYTES: Final = 1 << 20
+
+
+class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base: unknown keys are errors."""
+
+
+class CommitSection(_Strict, frozen=True, kw_only=True):
+    """`[commit]`: how long things may take. All in seconds.
+
+    Attributes:
+        deadline_s: from the SEAL to the ABORT of what isn't whole.
+        quiescence_s: without a write, before an attempt without a commit event may be sealed.
+        abandon_after_s: without a live writer and without a SEAL, until an attempt is given up.
+        survivor_delay_s: until other nodes finish what a silent node left undecided.
+        live_interval_s: between copies of a live file that grows.
+        idle_interval_s: between looks at the log when nothing is under way.
+        resume_wait_s: at most, a new job waits for sealed attempts that can still commit.
+        decision_wait_s: at most, a write into an attempt that is being decided waits.
+    """
+
+    deadline_s: float = 600.0
+    quiescence_s: float = 30.0
+    abandon_after_s: float = 900.0
+    survivor_delay_s: float = 5.0
+    live_interval_s: float = 2.0
+    idle_interval_s: float = 2.0
+    resume_wait_s: float = 60.0
+    decision_wait_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if getattr(self, name) < 0:
+                msg = f"commit.{name} is negative"
+                raise ValueError(msg)
+
+
+class NamesSection(_Strict, frozen=True, kw_only=True):
+    """`[names]`: shell patterns of names with a meaning; each replaces the default list."""
+
+    checkpoints: tuple[str, ...] = DEFAULT_PATTERNS.checkpoints
+    temporaries: tuple[str, ...] = DEFAULT_PATTERNS.temporaries
+    pointers: tuple[str, ...] = DEFAULT_PATTERNS.pointers
+    whole_suffixes: tuple[str, ...] = DEFAULT_PATTERNS.whole_suffixes
+
+    def patterns(self) -> NamePatterns:
+        """As the model wants them."""
+        return NamePatterns(
+            checkpoints=self.checkpoints,
+            temporaries=self.temporaries,
+            pointers=self.pointers,
+            whole_suffixes=self.whole_suffixes,
+        )
+
+
+class ConfigFile(_Strict, frozen=True, kw_only=True):
+    """What the file of `--config` may hold; the command line wins over it.
+
+    Attributes:
+        store: directory or `file:///` URL.
+        spool: local directory for staging.
+        job: job key for callers of whom nothing can be read, "" for none (`run:<id>`).
+        passthrough: let the kernel read and write staged files itself where it can.
+        verify: `size` or `readback`; "" chooses by the store's file system.
+        log_level: of the daemon.
+        commit, names: see there.
+    """
+
+    store: str = ""
+    spool: str = ""
+    job: str = ""
+    passthrough: bool = True
+    verify: str = ""
+    log_level: str = "INFO"
+    commit: CommitSection = CommitSection()
+    names: NamesSection = NamesSection()
+
+
+class Config(ConfigFile, frozen=True, kw_only=True):
+    """All that a mount needs to know; paths are absolute."""
+
+    mountpoint: str
+
+
+def load_config_file(path: str) -> ConfigFile:
+    """Read and check a TOML file.
+
+    Raises:
+        ConfigError: it can't be read, isn't TOML, or has an unknown key or wrong value.
+    """
+    try:
+        with open(path, "rb") as stream:
+            data = tomllib.loads(stream.read(MAX_CONFIG_BYTES).decode("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+        msg = f"cannot read the configuration {path}: {exc}"
+        raise ConfigError(msg, subject=path) from exc
+    try:
+        return msgspec.convert(data, ConfigFile)
+    except msgspec.ValidationError as exc:
+        msg = f"configuration {path} is not valid: {exc}"
+        raise ConfigError(msg, subject=path, hint="see README, section Configuration") from exc
+
+
+def store_path(store: str) -> str:
+    """The absolute directory that a STORE argument names.
+
+    Raises:
+        UsageError: it is a URL of a kind that this version doesn't serve.
+    """
+    if "://" not in store:
+        return os.path.realpath(os.path.expanduser(store))
+    parts = urlsplit(store)
+    if parts.scheme != "file" or parts.netloc not in {"", "localhost"}:
+        msg = f"store {store!r} is not a directory or a file:/// URL"
+        raise UsageError(msg, subject=store, hint="ckptgate mount DIRECTORY MOUNTPOINT")
+    return os.path.realpath(unquote(parts.path))
+
+
+def state_directory() -> str:
+    """Where spools are by default: `/var/lib/ckptgate` for root, else the user's state folder."""
+    if os.geteuid() == 0:
+        return "/var/lib/ckptgate"
+    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return os.path.join(base, "ckptgate")
+
+
+def runtime_directory() -> str:
+    """Where running mounts are listed: `/run/ckptgate` for root, else the user's runtime folder."""
+    if os.geteuid() == 0:
+        return "/run/ckptgate"
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    return os.path.join(base, "ckptgate") if base else f"/tmp/ckptgate-{os.geteuid()}"  # noqa: S108
+
+
+def default_spool(store: str, mountpoint: str) -> str:
+    """The spool of this pair of store and mount point: the same at every start."""
+    identity = f"{store}\0{mountpoint}".encode()
+    return os.path.join(state_directory(), "spool-" + hashlib.sha256(identity).hexdigest()[:16])
+
+
+def make_config(file: ConfigFile, *, store: str, mountpoint: str, spool: str) -> Config:
+    """The whole configuration; arguments that aren't "" win over the file.
+
+    Raises:
+        UsageError, ConfigError: something is missing or contradicts something else.
+    """
+    chosen = store or file.store
+    if not chosen:
+        msg = "no store is given"
+        raise UsageError(msg, hint="ckptgate mount STORE MOUNTPOINT, or `store` in the file")
+    root = store_path(chosen)
+    where = os.path.realpath(mountpoint)
+    staged = spool or file.spool or default_spool(root, where)
+    if "://" in staged:
+        msg = f"spool {staged!r} is not a local directory"
+        raise UsageError(msg, subject=staged)
+    staged = os.path.realpath(os.path.expanduser(staged))
+    _check_apart(store=root, mountpoint=where, spool=staged)
+    if file.verify not in {"", "size", "readback"}:
+        msg = f"verify is {file.verify!r}, not 'size' or 'readback'"
+        raise ConfigError(msg, subject="verify")
+    values = {name: getattr(file, name) for name in ConfigFile.__struct_fields__}
+    values.update(store=root, spool=staged, mountpoint=where)
+    return Config(**values)
+
+
+def _check_apart(**paths: str) -> None:
+    """No two of the three places may contain one another."""
+    for name, path in paths.items():
+        for other_name, other in paths.items():
+            if name != other_name and (path + "/").startswith(other.rstrip("/") + "/"):
+                msg = f"the {name} {path} lies in the {other_name} {other}"
+                raise UsageError(msg, subject=path, hint="use three separate directories")

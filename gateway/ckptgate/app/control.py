@@ -1,0 +1,123 @@
+"""What the daemon answers on its control socket. Called from the socket's threads."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from ckptgate.app.build import Parts
+from ckptgate.engine.publisher import Publisher
+from ckptgate.engine.status import status
+from ckptgate.errors import MissingError, RefusedError, UsageError
+from ckptgate.model.states import AttemptState
+from ckptgate.ports.explicit import record_explicit_commit
+from ckptgate.ports.spool import AttemptRow
+from ckptgate_adapters.channels import DatagramWaker
+
+__all__ = ["Control"]
+
+_UNDECIDED: Final = (AttemptState.OPEN, AttemptState.SEALED)
+_DRAIN_TIMEOUT_S: Final = 30.0
+
+
+class Control:
+    """Answers `status`, `commit`, `abort`, `state`, `drain`."""
+
+    def __init__(self, parts: Parts, publisher: Publisher) -> None:
+        self._parts = parts
+        self._publisher = publisher
+        self._waker = DatagramWaker(parts.config.spool)
+        self.drain_timeout_s = _DRAIN_TIMEOUT_S
+        self._answers = {
+            "status": self._status,
+            "commit": self._commit,
+            "abort": self._abort,
+            "state": self._state,
+            "drain": self._drain,
+        }
+
+    def wake(self) -> None:
+        """Wake the publisher's loop."""
+        self._waker.wake()
+
+    def answer(self, request: dict[str, Any]) -> Any:
+        """The result of one request; raises CkptError."""
+        op = request.get("op")
+        if op not in self._answers:
+            msg = f"unknown request {op!r}"
+            raise UsageError(msg, hint="daemon and command line are of different releases")
+        return self._answers[op](request)
+
+    def report(self) -> dict[str, Any]:
+        """The status report as JSON values."""
+        parts = self._parts
+        return status(parts.spool, parts.logs, parts.events, membership=parts.membership).to_json()
+
+    def left(self) -> list[dict[str, Any]]:
+        """Work that isn't finished: attempts, and plain names not yet in the store."""
+        report = self.report()
+        rows = [row for row in report["attempts"] if row["state"] in _UNDECIDED]
+        if report["queue"]["plain_ops"] or report["queue"]["pending_whole"]:
+            rows.append({"name": "plain files", "state": "pending", "missing": []})
+        return rows
+
+    def is_decidable(self) -> bool:
+        """Whether waiting can still help: something is sealed, or plain work is left."""
+        return any(row["state"] != AttemptState.OPEN for row in self.left())
+
+    def _status(self, _request: dict[str, Any]) -> Any:
+        config = self._parts.config
+        return {
+            "store": config.store,
+            "mountpoint": config.mountpoint,
+            "spool": config.spool,
+            "member": self._parts.member,
+            **self.report(),
+        }
+
+    def _find(self, request: dict[str, Any], *, undecided: bool) -> AttemptRow:
+        run, name = str(request["run"]), str(request["name"])
+        rows = self._parts.spool.attempts(run=run, name=name)
+        if undecided:
+            rows = [row for row in rows if row.state in _UNDECIDED]
+        if not rows:
+            kind = "open checkpoint" if undecided else "checkpoint"
+            msg = f"no {kind} {name!r} in the run {run or '/'!r} is known on this node"
+            raise MissingError(msg, subject=name, hint="ckptgate status")
+        return rows[-1]
+
+    def _commit(self, request: dict[str, Any]) -> Any:
+        row = self._find(request, undecided=True)
+        record_explicit_commit(
+            self._parts.spool,
+            row.id,
+            rank=request.get("rank"),
+            world_size=request.get("world_size"),
+            is_all=bool(request.get("all")),
+            now_ns=self._parts.clock.now_ns(),
+        )
+        self.wake()
+        return {"run": row.run, "name": row.name, "attempt": row.attempt}
+
+    def _abort(self, request: dict[str, Any]) -> Any:
+        row = self._find(request, undecided=True)
+        self._publisher.request_abort(row.id, str(request.get("reason") or "aborted by a user"))
+        row = self._parts.spool.attempt(row.id) or row
+        if row.state is AttemptState.COMMITTED:
+            msg = f"{row.name!r} is committed already"
+            raise RefusedError(msg, subject=row.name)
+        return {"run": row.run, "name": row.name, "attempt": row.attempt, "state": row.state}
+
+    def _state(self, request: dict[str, Any]) -> Any:
+        row = self._find(request, undecided=False)
+        return {
+            "run": row.run,
+            "name": row.name,
+            "attempt": row.attempt,
+            "state": str(row.state),
+            "reason": row.reason,
+            "missing": list(row.missing),
+        }
+
+    def _drain(self, request: dict[str, Any]) -> Any:
+        self.drain_timeout_s = float(request["timeout_s"])
+        return {"left": self.left()}

@@ -1,0 +1,89 @@
+"""What a PATH argument means: a mount's or a store's run and checkpoint.
+
+A path inside a running mount leads to its daemon and its store; any other path is taken as lying in
+a store directory, in which a run is a directory that holds `.ckptgate`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from ckptgate.app.config import store_path
+from ckptgate.app.registry import MountInfo, find_mount
+from ckptgate.errors import MissingError, UsageError
+from ckptgate.model.layout import GATEWAY_DIR
+
+__all__ = ["Place", "locate_checkpoint", "locate_run", "require_mount"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where something is.
+
+    Attributes:
+        store: directory of the store (or of the run itself, where only that is known).
+        run: the run's path in it.
+        name: the checkpoint, "" for a run.
+        mount: the running mount it was named through, if any.
+    """
+
+    store: str
+    run: str
+    name: str
+    mount: MountInfo | None
+
+
+def _absolute(path: str) -> str:
+    """The path with links of its directory resolved; its last part may be hidden or a link."""
+    path = store_path(path) if "://" in path else os.path.abspath(os.path.expanduser(path))
+    head, tail = os.path.split(path)
+    return os.path.join(os.path.realpath(head), tail) if tail else os.path.realpath(path)
+
+
+def locate_run(path: str) -> Place:
+    """The run that *path* names.
+
+    Raises:
+        MissingError: there is no run.
+    """
+    where = os.path.realpath(_absolute(path))
+    mount = find_mount(where)
+    if mount is not None:
+        run = os.path.relpath(where, mount.mountpoint)
+        return Place(store=mount.store, run="" if run == "." else run, name="", mount=mount)
+    if not os.path.isdir(os.path.join(where, GATEWAY_DIR)):
+        msg = f"no run at {path}: it is in no mount and holds no {GATEWAY_DIR}"
+        raise MissingError(msg, subject=path, hint="name a run's directory, in a mount or a store")
+    return Place(store=where, run="", name="", mount=None)
+
+
+def locate_checkpoint(path: str) -> Place:
+    """The checkpoint that *path* names; `latest` and other links are followed.
+
+    Raises:
+        MissingError, UsageError: the path can't be one.
+    """
+    where = _absolute(path)
+    if os.path.islink(where):
+        target = os.readlink(where)
+        where = os.path.normpath(os.path.join(os.path.dirname(where), target))
+    head, name = os.path.split(where.rstrip("/"))
+    if not name:
+        msg = f"{path} is not a checkpoint"
+        raise UsageError(msg, subject=path)
+    place = locate_run(head)
+    return Place(store=place.store, run=place.run, name=name, mount=place.mount)
+
+
+def require_mount(path: str) -> MountInfo:
+    """The running mount of *path*.
+
+    Raises:
+        MissingError: there is none.
+    """
+    mount = find_mount(_absolute(path)) or find_mount(os.path.realpath(path))
+    if mount is None:
+        msg = f"{path} is not in a running ckptgate mount"
+        raise MissingError(msg, subject=path, hint="ckptgate status lists the mounts")
+    return mount

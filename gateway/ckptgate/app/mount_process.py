@@ -1,0 +1,90 @@
+"""The mount process: serves the kernel's requests from the name space.
+
+On its first start it negotiates the session; after a death of its predecessor it continues the
+predecessor's session from the state that was kept in the spool.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import signal
+import threading
+from contextlib import suppress
+from typing import Final
+
+from ckptgate.app.build import build_parts, build_vfs
+from ckptgate.app.config import Config
+from ckptgate.app.supervisor import SESSION_FILE
+from ckptgate_adapters.channels import MOUNT_SOCKET, DatagramReceiver
+from ckptgate_adapters.fuse.server import FuseServer
+from ckptgate_adapters.fuse.session import FuseSession
+
+__all__ = ["run_mount"]
+
+_log = logging.getLogger(__name__)
+_OPEN_FILES: Final = 1 << 20
+
+
+class _LateInvalidations:
+    """Invalidations for the mount's own catalog: the server exists only after the vfs."""
+
+    def __init__(self) -> None:
+        self.server: FuseServer | None = None
+
+    def name(self, parent: int, name: str) -> None:
+        if self.server is not None:
+            self.server.invalidate_name(parent, name)
+
+    def node(self, ino: int) -> None:
+        if self.server is not None:
+            self.server.invalidate_node(ino)
+
+
+def run_mount(config: Config, device: int, ready_fd: int) -> int:
+    """Serve until the unmount; returns 0 then."""
+    _raise_file_limit()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parts = build_parts(config)
+    invalidations = _LateInvalidations()
+    fs = build_vfs(parts, invalidations)
+    session = FuseSession.open(device, os.path.join(config.spool, SESSION_FILE))
+    if session.is_new:
+        parts.spool.clear_replies()
+        parts.spool.clear_handles()
+    server = FuseServer(fs, session, passthrough=config.passthrough)
+    invalidations.server = server
+    receiver = DatagramReceiver(config.spool, MOUNT_SOCKET)
+    threading.Thread(target=_receive, args=(receiver, server), daemon=True).start()
+    signal.signal(signal.SIGTERM, lambda *_: server.stop())
+    server.on_ready(lambda: _announce(ready_fd))
+    server.serve()
+    receiver.close()
+    parts.spool.close()
+    return 0
+
+
+def _announce(ready_fd: int) -> None:
+    with suppress(OSError):
+        os.write(ready_fd, b"r")
+        os.close(ready_fd)
+
+
+def _raise_file_limit() -> None:
+    """Each open handle takes a descriptor; a trainer may hold many."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _receive(receiver: DatagramReceiver, server: FuseServer) -> None:
+    """Pass the publisher's invalidations on to the kernel."""
+    while (data := receiver.wait(None)) is not None:
+        message = json.loads(data)
+        if "node" in message:
+            server.invalidate_node(int(message["node"]))
+        else:
+            server.invalidate_name(int(message["parent"]), str(message["name"]))

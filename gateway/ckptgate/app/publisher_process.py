@@ -1,0 +1,78 @@
+"""The publisher process: runs the engine's loop and answers the command line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import threading
+import time
+from typing import Any, Final
+
+from ckptgate.app.build import Parts, build_parts, build_publisher
+from ckptgate.app.config import Config
+from ckptgate.app.control import Control
+from ckptgate.engine.publisher import Publisher
+from ckptgate_adapters.channels import PUBLISHER_SOCKET, ControlServer, DatagramReceiver
+
+__all__ = ["LEFT_FILE", "run_publisher"]
+
+_log = logging.getLogger(__name__)
+
+LEFT_FILE: Final = "left.json"
+"""What a drain left undone, for `ckptgate umount`."""
+_DRAIN_STEP_S: Final = 0.05
+
+
+def run_publisher(config: Config) -> int:
+    """Serve until SIGTERM, then finish what can be finished within the drain time."""
+    # A lease that is broken while it is only being tested must not end the process.
+    signal.signal(signal.SIGIO, signal.SIG_IGN)
+    stop = threading.Event()
+    parts = build_parts(config)
+    publisher = build_publisher(parts)
+    receiver = DatagramReceiver(config.spool, PUBLISHER_SOCKET)
+
+    def wait(timeout_s: float) -> None:
+        if receiver.wait(timeout_s) is not None:
+            receiver.drain()
+
+    def on_term(*_: object) -> None:
+        stop.set()
+        control.wake()
+
+    control = Control(parts, publisher)
+    signal.signal(signal.SIGTERM, on_term)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    server = ControlServer(config.spool, control.answer)
+    server.start()
+    try:
+        publisher.run(stop, wait)
+        _drain(parts, publisher, control)
+    finally:
+        server.close()
+        receiver.close()
+        parts.spool.close()
+    return 0
+
+
+def _drain(parts: Parts, publisher: Publisher, control: Control) -> None:
+    """Step until nothing is left, nothing moves any more, or the time is up; write what is left."""
+    deadline = time.monotonic() + control.drain_timeout_s
+    while control.left() and time.monotonic() < deadline:
+        if not publisher.step() and not control.is_decidable():
+            break
+        time.sleep(_DRAIN_STEP_S)
+    _write_left(parts.config.spool, control.left())
+
+
+def _write_left(spool: str, left: list[dict[str, Any]]) -> None:
+    path = os.path.join(spool, LEFT_FILE)
+    with open(path + ".new", "w", encoding="utf-8") as stream:
+        json.dump(left, stream)
+    os.replace(path + ".new", path)
+    if left:
+        _log.warning("drained left=%s", json.dumps(left))
+    else:
+        _log.info("drained left=nothing")

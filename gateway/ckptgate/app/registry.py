@@ -1,0 +1,116 @@
+"""Which mounts run on this machine: one small file each in the runtime directory.
+
+It lets the command line find the daemon of a path. A file whose daemon is gone is ignored (the
+spool's lock tells) and replaced by the next mount on that mount point.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from ckptgate.app.config import runtime_directory
+from ckptgate.errors import UnusableError
+
+__all__ = ["MountInfo", "find_mount", "forget_mount", "list_mounts", "register_mount"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountInfo:
+    """A running mount.
+
+    Attributes:
+        mountpoint, store, spool: absolute paths.
+        pid: its supervisor.
+        start: the supervisor's start time in clock ticks, so that a pid used again isn't mistaken.
+    """
+
+    mountpoint: str
+    store: str
+    spool: str
+    pid: int
+    start: int
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether that very process runs."""
+        return process_start(self.pid) == self.start
+
+
+def process_start(pid: int) -> int | None:
+    """Start time of a process in clock ticks since boot, None if there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stream:
+            return int(stream.read().rpartition(b")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _file(mountpoint: str) -> str:
+    name = hashlib.sha256(mountpoint.encode()).hexdigest()[:16]
+    return os.path.join(runtime_directory(), f"{name}.json")
+
+
+def register_mount(info: MountInfo) -> None:
+    """Announce a mount.
+
+    Raises:
+        UnusableError: the runtime directory can't be written or belongs to somebody else.
+    """
+    directory = runtime_directory()
+    try:
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        if os.stat(directory).st_uid != os.geteuid():
+            msg = f"{directory} belongs to another user"
+            raise UnusableError(msg, subject=directory, hint="set XDG_RUNTIME_DIR")
+        temporary = f"{_file(info.mountpoint)}.{os.getpid()}"
+        with open(temporary, "w", encoding="utf-8") as stream:
+            json.dump(asdict(info), stream)
+        os.replace(temporary, _file(info.mountpoint))
+    except UnusableError:
+        raise
+    except OSError as exc:
+        msg = f"cannot announce the mount in {directory}: {exc}"
+        raise UnusableError(msg, subject=directory) from exc
+
+
+def forget_mount(mountpoint: str) -> None:
+    """Withdraw the announcement; none there is success."""
+    with contextlib.suppress(OSError):
+        os.unlink(_file(mountpoint))
+
+
+def list_mounts() -> list[MountInfo]:
+    """The mounts that run, by mount point."""
+    return sorted(_read_all(), key=lambda info: info.mountpoint)
+
+
+def _read_all() -> Iterator[MountInfo]:
+    try:
+        names = os.listdir(runtime_directory())
+    except OSError:
+        return
+    for name in names:
+        if not name.endswith(".json"):
+            continue
+        try:
+            with open(os.path.join(runtime_directory(), name), encoding="utf-8") as stream:
+                info = MountInfo(**json.load(stream))
+        except (OSError, ValueError, TypeError):
+            continue  # half-written or foreign: not a running mount
+        if info.is_alive:
+            yield info
+
+
+def find_mount(path: str) -> MountInfo | None:
+    """The running mount that *path* (absolute, links resolved) lies in, if any."""
+    found = [
+        info
+        for info in list_mounts()
+        if path == info.mountpoint or path.startswith(info.mountpoint.rstrip("/") + "/")
+    ]
+    return max(found, key=lambda info: len(info.mountpoint), default=None)

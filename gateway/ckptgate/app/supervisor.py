@@ -1,0 +1,251 @@
+"""The supervisor: holds the spool's lock and the kernel session, keeps both processes running.
+
+It starts the mount and the publisher as children, starts them again when they die (the mount on the
+same kernel session, so that open files and blocked calls go on), and ends when the file system is
+unmounted. One thread; it never touches the mount itself, since a call into it could wait for a
+child that isn't running.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from ckptgate.app.config import Config
+from ckptgate.app.registry import MountInfo, forget_mount, process_start, register_mount
+from ckptgate.errors import CkptError, UnusableError
+from ckptgate_adapters.fuse.channel import mount_device, unmount
+from ckptgate_adapters.posix_store import PosixStore
+from ckptgate_adapters.sqlite_spool import SpoolLock, SqliteSpool
+
+__all__ = ["CONFIG_FILE", "SESSION_FILE", "Supervisor", "prepare_mountpoint"]
+
+_log = logging.getLogger(__name__)
+
+CONFIG_FILE: Final = "config.json"
+SESSION_FILE: Final = "session.state"
+_RESTART_DELAY_S: Final = 0.2
+_RESTARTS_MAX: Final = 20
+_RESTART_WINDOW_S: Final = 60.0
+_READY_TIMEOUT_S: Final = 30.0
+_STOP_TIMEOUT_S: Final = 45.0
+
+
+def prepare_mountpoint(path: str) -> None:
+    """Make the directory where it is missing; clear a dead mount away; refuse a used one.
+
+    Raises:
+        UnusableError: it can't be mounted on.
+    """
+    try:
+        os.makedirs(path, exist_ok=True)
+        in_it = os.listdir(path)
+    except OSError as exc:
+        if _is_dead_mount(path):
+            _log.warning("stale-mount-removed mountpoint=%s", path)
+            unmount(path, lazy=True)
+            prepare_mountpoint(path)
+            return
+        msg = f"cannot use the mount point {path}: {exc.strerror}"
+        raise UnusableError(msg, subject=path, hint="name an empty directory") from exc
+    if os.path.ismount(path):
+        msg = f"{path} is a mount point already"
+        raise UnusableError(msg, subject=path, hint=f"ckptgate umount {path}")
+    if in_it:
+        msg = f"the mount point {path} is not empty (it holds {sorted(in_it)[0]!r})"
+        raise UnusableError(msg, subject=path, hint="name an empty directory")
+
+
+def _is_dead_mount(path: str) -> bool:
+    """Whether *path* is a ckptgate mount whose daemon is gone."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as stream:
+        for line in stream:
+            left, _, right = line.partition(" - ")
+            where = left.split()[4].replace("\\040", " ")
+            if where == path and right.startswith("fuse.ckptgate "):
+                return True
+    return False
+
+
+class _Child:
+    """One of the two processes, started again when it dies."""
+
+    def __init__(self, name: str, config: Config, pass_fds: tuple[int, ...]) -> None:
+        self.name = name
+        self._config = config
+        self._pass_fds = pass_fds
+        self._starts: list[float] = []
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *arguments: str, extra_fds: tuple[int, ...] = ()) -> int:
+        """Start it; returns a pidfd that becomes readable when it ends."""
+        now = time.monotonic()
+        self._starts = [at for at in self._starts if now - at < _RESTART_WINDOW_S] + [now]
+        if len(self._starts) > _RESTARTS_MAX:
+            msg = f"the {self.name} process died {_RESTARTS_MAX} times in {_RESTART_WINDOW_S:g} s"
+            raise UnusableError(msg, subject=self.name, hint="see <spool>/ckptgate.log")
+        command = [sys.executable, "-m", "ckptgate.app.child", self.name, self._config.spool]
+        self.process = subprocess.Popen(
+            [*command, *arguments],
+            pass_fds=(*self._pass_fds, *extra_fds),
+            stdin=subprocess.DEVNULL,
+        )
+        return os.pidfd_open(self.process.pid)
+
+    def stop(self, timeout_s: float) -> None:
+        """SIGTERM, wait, and SIGKILL only if it doesn't end."""
+        if self.process is None or self.process.poll() is not None:
+            return
+        self.process.terminate()
+        try:
+            self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            _log.error("child-killed name=%s after_s=%g", self.name, timeout_s)
+            self.process.kill()
+            self.process.wait()
+
+
+class Supervisor:
+    """Runs one mount from its beginning to its end. Main thread only."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._selector = selectors.DefaultSelector()
+        self._is_stopping = False
+
+    def run(self, ready_fd: int | None) -> None:
+        """Mount, announce readiness on *ready_fd*, and return after the unmount.
+
+        Raises:
+            CkptError: it could not be mounted; nothing was left behind.
+        """
+        config = self._config
+        store = PosixStore(config.store)
+        store.probe()
+        prepare_mountpoint(config.mountpoint)
+        SqliteSpool.create_or_open(config.spool, store_url=store.url, host=os.uname().nodename).close()
+        with SpoolLock(config.spool, mountpoint=config.mountpoint), self._signals() as signal_fd:
+            self._write_config()
+            device = mount_device(config.mountpoint, source=config.store)
+            try:
+                self._supervise(device, signal_fd, ready_fd)
+            finally:
+                forget_mount(config.mountpoint)
+                with contextlib.suppress(CkptError, OSError):
+                    if os.path.ismount(config.mountpoint) or _is_dead_mount(config.mountpoint):
+                        unmount(config.mountpoint, lazy=True)
+                os.close(device)
+
+    def _write_config(self) -> None:
+        path = os.path.join(self._config.spool, CONFIG_FILE)
+        with open(path + ".new", "wb") as stream:
+            stream.write(msgspec.json.encode(self._config))
+        os.replace(path + ".new", path)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self._config.spool, SESSION_FILE))
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[int]:
+        """SIGTERM and SIGINT make the yielded descriptor readable."""
+        reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+        try:
+            yield reader
+        finally:
+            signal.set_wakeup_fd(-1)
+            os.close(reader)
+            os.close(writer)
+
+    def _supervise(self, device: int, signal_fd: int, ready_fd: int | None) -> None:
+        publisher = _Child("publisher", self._config, ())
+        mount = _Child("mount", self._config, (device,))
+        try:
+            self._selector.register(publisher.start(), selectors.EVENT_READ, publisher)
+            self._start_mount(mount, device)
+            self._selector.register(signal_fd, selectors.EVENT_READ, None)
+            self._announce(ready_fd)
+            while self._one_event(mount, publisher, device):
+                pass
+        finally:
+            mount.stop(10)
+            publisher.stop(_STOP_TIMEOUT_S)
+
+    def _start_mount(self, mount: _Child, device: int) -> None:
+        """Start the mount process and wait until it serves."""
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        try:
+            pidfd = mount.start(str(device), str(writer), extra_fds=(writer,))
+        finally:
+            os.close(writer)
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(reader, selectors.EVENT_READ)
+                if not selector.select(_READY_TIMEOUT_S) or os.read(reader, 1) != b"r":
+                    msg = f"the mount process did not get ready on {self._config.mountpoint}"
+                    raise UnusableError(
+                        msg, subject=self._config.mountpoint, hint="see <spool>/ckptgate.log"
+                    )
+        finally:
+            os.close(reader)
+        self._selector.register(pidfd, selectors.EVENT_READ, mount)
+
+    def _announce(self, ready_fd: int | None) -> None:
+        start = process_start(os.getpid())
+        info = MountInfo(
+            mountpoint=self._config.mountpoint,
+            store=self._config.store,
+            spool=self._config.spool,
+            pid=os.getpid(),
+            start=0 if start is None else start,
+        )
+        register_mount(info)
+        _log.info("mounted store=%s mountpoint=%s", info.store, info.mountpoint)
+        if ready_fd is not None:
+            os.write(ready_fd, json.dumps({"ready": True}).encode() + b"\n")
+            os.close(ready_fd)
+
+    def _one_event(self, mount: _Child, publisher: _Child, device: int) -> bool:
+        """Handle what happened; False when the mount has ended."""
+        for key, _ in self._selector.select():
+            if key.data is None:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(key.fd, 64)
+                self._stop_by_signal()
+                continue
+            child: _Child = key.data
+            self._selector.unregister(key.fd)
+            os.close(key.fd)
+            code = child.process.wait() if child.process else 0
+            if child is mount and code == 0:
+                return False
+            _log.error("child-died name=%s code=%s: starting it again", child.name, code)
+            time.sleep(_RESTART_DELAY_S)
+            if child is mount:
+                self._start_mount(mount, device)
+            else:
+                self._selector.register(publisher.start(), selectors.EVENT_READ, publisher)
+        return True
+
+    def _stop_by_signal(self) -> None:
+        """Unmount; the mount process ends by it, and then everything else."""
+        if self._is_stopping:
+            return
+        self._is_stopping = True
+        _log.info("stopping mountpoint=%s", self._config.mountpoint)
+        try:
+            unmount(self._config.mountpoint, lazy=False)
+        except CkptError:
+            unmount(self._config.mountpoint, lazy=True)
