@@ -63,7 +63,7 @@ def prepare_mountpoint(path: str) -> None:
         msg = f"{path} is a mount point already"
         raise UnusableError(msg, subject=path, hint=f"ckptgate umount {path}")
     if in_it:
-        msg = f"the mount point {path} is not empty (it holds {sorted(in_it)[0]!r})"
+        msg = f"the mount point {path} is not empty (it holds {min(in_it)!r})"
         raise UnusableError(msg, subject=path, hint="name an empty directory")
 
 
@@ -134,7 +134,9 @@ class Supervisor:
         store = PosixStore(config.store)
         store.probe()
         prepare_mountpoint(config.mountpoint)
-        SqliteSpool.create_or_open(config.spool, store_url=store.url, host=os.uname().nodename).close()
+        SqliteSpool.create_or_open(
+            config.spool, store_url=store.url, host=os.uname().nodename
+        ).close()
         with SpoolLock(config.spool, mountpoint=config.mountpoint), self._signals() as signal_fd:
             self._write_config()
             device = mount_device(config.mountpoint, source=config.store)

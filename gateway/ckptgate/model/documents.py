@@ -7,7 +7,7 @@ and torn text, and names what was wrong. A document's digest is the BLAKE3 of it
 from __future__ import annotations
 
 import enum
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeAlias, TypeVar
 
 import blake3
 import msgspec
@@ -20,8 +20,11 @@ from ckptgate.model.ids import (
     check_checkpoint_name,
     check_digest,
     check_member_id,
+    check_name,
     check_relative_path,
+    parents_of,
 )
+from ckptgate.model.layout import GATEWAY_DIR
 
 __all__ = [
     "FORMAT_VERSION",
@@ -47,6 +50,17 @@ __all__ = [
 FORMAT_VERSION: Final = 1
 MAX_DOCUMENT_BYTES: Final = 256 * 1024 * 1024
 """No document is larger (10,000 files take about 5 MiB)."""
+MAX_POINTER_BYTES: Final = 4096
+"""Bytes in a pointer's text or symlink."""
+
+# Bounds that a spool's database, a file system and a loop over all ranks can take. They are checked
+# where a document is decoded; the codec names the place.
+_Int63: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_TimeNs: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_Mode: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=0o7777)]
+_Owner: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+_Rank: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=999_999)]
+_WorldSize: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,6 +97,15 @@ class PointerValue(Document, frozen=True, kw_only=True):
     target: str
     content: str
 
+    def __post_init__(self) -> None:
+        check_name(self.pointer)
+        check_checkpoint_name(self.target)
+        size = len(self.content.encode("utf-8", "replace"))
+        is_link = self.kind is PointerKind.SYMLINK
+        if size > MAX_POINTER_BYTES or "\0" in self.content or (is_link and not size):
+            msg = f"pointer {self.pointer!r} has an unusable content ({size} bytes)"
+            raise InvalidNameError(msg, subject=self.pointer)
+
 
 class ChunkRef(Document, frozen=True, kw_only=True):
     """Where the chunk digests of a file larger than one chunk are.
@@ -93,7 +116,10 @@ class ChunkRef(Document, frozen=True, kw_only=True):
     """
 
     table: str
-    start: int
+    start: _Int63
+
+    def __post_init__(self) -> None:
+        check_relative_path(self.table)
 
 
 class Evidence(Document, frozen=True, kw_only=True):
@@ -113,7 +139,7 @@ class Evidence(Document, frozen=True, kw_only=True):
     is_torn: bool = False
     has_hole: bool = False
     problem: str = ""
-    rank: int = -1
+    rank: _Rank = -1
 
 
 class FileEntry(Document, frozen=True, kw_only=True):
@@ -135,15 +161,15 @@ class FileEntry(Document, frozen=True, kw_only=True):
 
     path: str
     type: EntryType
-    mode: int
-    mtime_ns: int
-    size: int = 0
+    mode: _Mode
+    mtime_ns: _TimeNs
+    size: _Int63 = 0
     digest: str = ""
     key: str = ""
     chunks: ChunkRef | None = None
     target: str = ""
-    uid: int = 0
-    gid: int = 0
+    uid: _Owner = 0
+    gid: _Owner = 0
     evidence: Evidence = Evidence()
 
     def __post_init__(self) -> None:
@@ -188,7 +214,7 @@ class Intent(Document, frozen=True, kw_only=True):
     generation: int
     member: str
     created_at: str
-    world_size: int | None = None
+    world_size: _WorldSize | None = None
     base: str = ""
 
     def __post_init__(self) -> None:
@@ -204,8 +230,8 @@ class Member(Document, frozen=True, kw_only=True):
     member: str
     host: str
     joined_at: str
-    ranks: tuple[int, ...] = ()
-    world_size: int | None = None
+    ranks: tuple[_Rank, ...] = ()
+    world_size: _WorldSize | None = None
 
     def __post_init__(self) -> None:
         check_attempt_id(self.attempt)
@@ -235,11 +261,11 @@ class NameOp(Document, frozen=True, kw_only=True):
     format: int = FORMAT_VERSION
     attempt: str
     member: str
-    n: int
+    n: _Int63
     op: NameOpKind
     path: str
     to: str = ""
-    mode: int = 0o755
+    mode: _Mode = 0o755
 
     def __post_init__(self) -> None:
         check_attempt_id(self.attempt)
@@ -271,12 +297,12 @@ class Vote(Document, frozen=True, kw_only=True):
     format: int = FORMAT_VERSION
     attempt: str
     member: str
-    n: int
+    n: _Int63
     is_final: bool
     seal_index: int = -1
-    committed_ranks: tuple[int, ...] = ()
+    committed_ranks: tuple[_Rank, ...] = ()
     committed_all: bool = False
-    world_size: int | None = None
+    world_size: _WorldSize | None = None
     pointers: tuple[PointerValue, ...] = ()
     chunk_table: str = ""
     entries: tuple[FileEntry, ...] = ()
@@ -313,7 +339,7 @@ class Manifest(Document, frozen=True, kw_only=True):
     format_name: str = ""
     created_at: str
     members: tuple[str, ...]
-    world_size: int | None = None
+    world_size: _WorldSize | None = None
     entries: tuple[FileEntry, ...]
 
     def __post_init__(self) -> None:
@@ -323,6 +349,12 @@ class Manifest(Document, frozen=True, kw_only=True):
         if paths != sorted(set(paths)):
             msg = f"manifest of {self.attempt!r} lists paths twice or out of order"
             raise InvalidNameError(msg, subject=self.attempt)
+        leaves = {entry.path for entry in self.entries if entry.type is not EntryType.DIR}
+        for path in paths:
+            # Written through a symlink, a path could leave the checkpoint.
+            if path.split("/", 1)[0] == GATEWAY_DIR or not leaves.isdisjoint(parents_of(path)):
+                msg = f"manifest of {self.attempt!r} has {path!r} in a place that is no directory"
+                raise InvalidNameError(msg, subject=self.attempt)
 
 
 _D = TypeVar("_D")
@@ -349,6 +381,11 @@ def decode(data: bytes, kind: type[_D], *, subject: str) -> _D:
         FormatVersionError: written by another format version.
         IntegrityError: torn, edited, or with an illegal name or value.
     """
+    if len(data) > MAX_DOCUMENT_BYTES:
+        msg = (
+            f"document has {len(data)} bytes, at most {MAX_DOCUMENT_BYTES} are possible: {subject}"
+        )
+        raise IntegrityError(msg, subject=subject)
     if not data.endswith(b"\n"):
         msg = f"torn document (no newline at its end, {len(data)} bytes): {subject}"
         raise IntegrityError(msg, subject=subject)
@@ -360,6 +397,9 @@ def decode(data: bytes, kind: type[_D], *, subject: str) -> _D:
                 msg, subject=subject, hint="use the ckptgate release that wrote it"
             )
         return msgspec.json.decode(data, type=kind)
+    except RecursionError as exc:
+        msg = f"document is nested too deeply: {subject}"
+        raise IntegrityError(msg, subject=subject) from exc
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
         msg = f"document is not valid: {subject}: {exc}"
         raise IntegrityError(msg, subject=subject) from exc

@@ -140,6 +140,9 @@ class Pin(Document, frozen=True, kw_only=True, tag="PIN"):
     name: str
     is_on: bool = True
 
+    def __post_init__(self) -> None:
+        check_checkpoint_name(self.name)
+
 
 class Hold(Document, frozen=True, kw_only=True, tag="HOLD"):
     """Freeze the run: nothing is retired, or (`is_on` false) stop doing so."""
@@ -154,6 +157,9 @@ class Quarantine(Document, frozen=True, kw_only=True, tag="QUARANTINE"):
     name: str
     is_on: bool = True
     reason: str = ""
+
+    def __post_init__(self) -> None:
+        check_checkpoint_name(self.name)
 
 
 Entry: TypeAlias = (

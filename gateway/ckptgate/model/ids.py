@@ -30,6 +30,7 @@ __all__ = [
     "check_relative_path",
     "chunk_count",
     "make_attempt_id",
+    "parents_of",
     "split_attempt_id",
 ]
 
@@ -102,6 +103,12 @@ def check_relative_path(path: str) -> str:
         msg = f"path is longer than {MAX_PATH_BYTES} bytes: {path[:40]!r}..."
         raise InvalidNameError(msg, subject=path, errno_value=errno.ENAMETOOLONG)
     return path
+
+
+def parents_of(path: str) -> list[str]:
+    """The directories above *path*, outermost first, without the one it is relative to."""
+    parts = path.split("/")
+    return ["/".join(parts[:depth]) for depth in range(1, len(parts))]
 
 
 def check_digest(text: str) -> Digest:

@@ -46,12 +46,14 @@ class AttemptState(enum.StrEnum):
     """Was committed; a newer revision or a RETIRE took its place."""
 
 
-FILE_TRANSITIONS: Final[Mapping[FileState, frozenset[FileState]]] = MappingProxyType({
-    FileState.OPEN: frozenset({FileState.QUIET}),
-    FileState.QUIET: frozenset({FileState.OPEN, FileState.DIGESTED}),
-    FileState.DIGESTED: frozenset({FileState.OPEN, FileState.QUIET, FileState.STORED}),
-    FileState.STORED: frozenset({FileState.OPEN, FileState.QUIET}),
-})
+FILE_TRANSITIONS: Final[Mapping[FileState, frozenset[FileState]]] = MappingProxyType(
+    {
+        FileState.OPEN: frozenset({FileState.QUIET}),
+        FileState.QUIET: frozenset({FileState.OPEN, FileState.DIGESTED}),
+        FileState.DIGESTED: frozenset({FileState.OPEN, FileState.QUIET, FileState.STORED}),
+        FileState.STORED: frozenset({FileState.OPEN, FileState.QUIET}),
+    }
+)
 
 ATTEMPT_TRANSITIONS: Final[Mapping[AttemptState, frozenset[AttemptState]]] = MappingProxyType({
     AttemptState.OPEN: frozenset({

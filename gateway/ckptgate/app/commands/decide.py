@@ -41,9 +41,7 @@ def _ask(place: Place, op: str, **more: Any) -> Any:
     if place.mount is None:
         msg = f"{place.name!r} is not in a running ckptgate mount"
         raise MissingError(msg, subject=place.name, hint="ckptgate status lists the mounts")
-    return control_call(
-        place.mount.spool, {"op": op, "run": place.run, "name": place.name, **more}
-    )
+    return control_call(place.mount.spool, {"op": op, "run": place.run, "name": place.name, **more})
 
 
 def _commit(args: argparse.Namespace) -> int:
@@ -51,9 +49,7 @@ def _commit(args: argparse.Namespace) -> int:
         msg = "commit takes --rank R --world-size W, or --all"
         raise UsageError(msg, subject=args.path)
     place = locate_checkpoint(args.path)
-    result = _ask(
-        place, "commit", rank=args.rank, world_size=args.world_size, all=args.all
-    )
+    result = _ask(place, "commit", rank=args.rank, world_size=args.world_size, all=args.all)
     if args.wait:
         result = _wait_decided(place, args.timeout)
     _print(args, result, f"{place.name}: recorded")

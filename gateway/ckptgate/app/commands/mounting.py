@@ -29,7 +29,9 @@ _EXIT_MARGIN_S: Final = 20.0
 def add_commands(commands: Any) -> None:
     """Add this module's commands."""
     mount = commands.add_parser("mount", help="mount a store's gateway on a directory")
-    mount.add_argument("store", nargs="?", default="", metavar="STORE", help="directory or file:///")
+    mount.add_argument(
+        "store", nargs="?", default="", metavar="STORE", help="directory or file:///"
+    )
     mount.add_argument("mountpoint", metavar="MOUNTPOINT", help="made if it is missing")
     mount.add_argument("--spool", default="", metavar="DIR", help="local staging directory")
     mount.add_argument("--config", default="", metavar="FILE", help="TOML, see README")
@@ -45,9 +47,7 @@ def add_commands(commands: Any) -> None:
 
 def _mount(args: argparse.Namespace) -> int:
     file = load_config_file(args.config) if args.config else ConfigFile()
-    config = make_config(
-        file, store=args.store, mountpoint=args.mountpoint, spool=args.spool
-    )
+    config = make_config(file, store=args.store, mountpoint=args.mountpoint, spool=args.spool)
     if not args.foreground:
         _mount_in_background(config, args)
         return ExitCode.OK
@@ -125,8 +125,8 @@ def _umount(args: argparse.Namespace) -> int:
         missing = "; ".join(row["missing"]) or "nobody committed it"
         print(f"left in the spool: {row['name']} ({row['state']}): {missing}", file=sys.stderr)
     print(
-        f"unmounted {mount.mountpoint}: {len(left)} unfinished; the spool {mount.spool} keeps them, "
-        "the next mount goes on",
+        f"unmounted {mount.mountpoint}: {len(left)} unfinished; the spool {mount.spool} keeps "
+        "them, the next mount goes on",
         file=sys.stderr,
     )
     return ExitCode.PENDING

@@ -26,7 +26,9 @@ def print_rows(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     table = [[str(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[i]) for row in table) for i in range(len(header))]
     for row in table:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        )
 
 
 def human_bytes(size: float) -> str:

@@ -1,0 +1,1 @@
+"""`ckptgate demo`: two nodes, four ranks, real mounts; it checks itself."""

@@ -1,0 +1,250 @@
+"""Closure: whether what the members voted is a whole checkpoint, and what is missing if not.
+
+Owns the conditions of a COMMIT: the newest vote of every member is final; the expected set is
+covered; every rank took part where that is known to be needed; no path has two versions; no file
+has a hole, a broken container or an unproved torn close; and content that no format describes needs
+an explicit commit of all ranks, or quiescence that proves itself. Pure; any thread.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ckptgate.model.documents import EntryType, Member, Vote
+from ckptgate.model.entries import SealEvent
+from ckptgate.model.merge import Missing, Voted, merge, merge_votes
+
+__all__ = [
+    "ExpectedSet",
+    "Missing",
+    "all_ranks_committed",
+    "closure",
+    "explicit_ranks",
+    "merge_votes",
+    "names_pattern",
+]
+
+_NUMBER: Final = re.compile(r"[0-9]+")
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedSet:
+    """What a framework's format says that a checkpoint must hold.
+
+    Attributes:
+        format_name: of the framework's format.
+        files: path -> minimal size in bytes.
+        every_rank: every rank of the job writes to each checkpoint.
+        world_size: how many ranks there are, as the checkpoint itself says; None where unknown.
+        source: the file that says so, for messages.
+    """
+
+    format_name: str
+    files: Mapping[str, int]
+    every_rank: bool = False
+    world_size: int | None = None
+    source: str = ""
+
+
+def names_pattern(paths: Iterable[str]) -> frozenset[str]:
+    """*paths* with every number replaced by `#`: the shape of a checkpoint, whatever its step."""
+    return frozenset(_NUMBER.sub("#", path) for path in paths)
+
+
+def explicit_ranks(votes: Mapping[str, Vote]) -> tuple[frozenset[int], int | None, bool]:
+    """Explicit commits that the votes carry.
+
+    Returns:
+        (ranks that committed, world size or None, whether somebody committed for all ranks).
+    """
+    committed = frozenset(rank for vote in votes.values() for rank in vote.committed_ranks)
+    committed_all = any(vote.committed_all for vote in votes.values())
+    return committed, _largest(vote.world_size for vote in votes.values()), committed_all
+
+
+def all_ranks_committed(votes: Mapping[str, Vote]) -> bool:
+    """Whether the votes carry an explicit commit of every rank, or one for all."""
+    committed, world_size, committed_all = explicit_ranks(votes)
+    if committed_all:
+        return True
+    return world_size is not None and world_size > 0 and committed.issuperset(range(world_size))
+
+
+def closure(
+    *,
+    event: SealEvent,
+    members: Mapping[str, Member],
+    votes: Mapping[str, Vote],
+    expected: ExpectedSet | None,
+    previous_paths: frozenset[str] | None,
+) -> tuple[Missing, ...]:
+    """What is missing to a whole checkpoint; empty if it is whole.
+
+    Args:
+        event: what sealed it.
+        members: all that are registered, listed after the SEAL.
+        votes: member -> its newest vote.
+        expected: what the format says, None for content of no known format.
+        previous_paths: paths of the run's previous committed checkpoint, None if there is none.
+    """
+    merged, conflicts = merge(votes)
+    files = [voted for voted in merged if voted.entry.type is EntryType.FILE]
+    who = _Owners(members)
+    missing = [*_unfinished_votes(members, votes, who), *conflicts]
+    if not files:
+        missing.append(Missing("a file: the checkpoint has none", who.all()))
+    is_explicit = event is SealEvent.EXPLICIT and all_ranks_committed(votes)
+    missing += _damaged(files, who, accept_torn=is_explicit)
+    if expected is not None:
+        missing += _uncovered(expected, files, who)
+        missing += _absent_ranks(event, expected, members, votes)
+    elif event is SealEvent.EXPLICIT:
+        missing += _uncommitted(votes, who)
+    elif event is SealEvent.QUIESCENCE:
+        missing += _unproved(files, who)
+        missing += _unlike_previous([voted.entry.path for voted in merged], previous_paths, who)
+    return tuple(missing)
+
+
+class _Owners:
+    """Who owes something, in words: the member, its node, the rank."""
+
+    def __init__(self, members: Mapping[str, Member]) -> None:
+        self._members = members
+
+    def member(self, member: str) -> str:
+        found = self._members.get(member)
+        if found is None:
+            return member
+        ranks = ", ".join(str(rank) for rank in found.ranks)
+        return f"{member} on {found.host}" + (f", ranks {ranks}" if ranks else "")
+
+    def file(self, voted: Voted) -> str:
+        rank = voted.entry.evidence.rank
+        if rank < 0:
+            return self.member(voted.member)
+        found = self._members.get(voted.member)
+        host = f" on {found.host}" if found else ""
+        return f"rank {rank}, {voted.member}{host}"
+
+    def all(self) -> str:
+        return "; ".join(self.member(member) for member in sorted(self._members)) or "all writers"
+
+
+def _unfinished_votes(
+    members: Collection[str], votes: Mapping[str, Vote], who: _Owners
+) -> Iterator[Missing]:
+    for member in sorted({*members, *votes}):
+        vote = votes.get(member)
+        if vote is None:
+            yield Missing(f"the vote of {member}", who.member(member))
+        elif not vote.is_final:
+            yield Missing(f"the final vote of {member}", who.member(member))
+
+
+def _damaged(files: Iterable[Voted], who: _Owners, *, accept_torn: bool) -> Iterator[Missing]:
+    for voted in files:
+        path, evidence = voted.entry.path, voted.entry.evidence
+        if evidence.has_hole:
+            yield Missing(f"bytes of {path!r}: a part was never written", who.file(voted))
+        if evidence.container and not evidence.is_valid:
+            problem = evidence.problem or "not whole"
+            yield Missing(f"a valid {path!r} ({evidence.container}): {problem}", who.file(voted))
+        elif evidence.is_torn and not evidence.is_valid and not accept_torn:
+            yield Missing(f"the rest of {path!r}: its writer died with it open", who.file(voted))
+
+
+def _uncovered(expected: ExpectedSet, files: Iterable[Voted], who: _Owners) -> Iterator[Missing]:
+    present = {voted.entry.path: voted for voted in files}
+    by = f"a writer that is not known; {expected.source or expected.format_name} names the file"
+    for path, size in sorted(expected.files.items()):
+        voted = present.get(path)
+        if voted is None:
+            yield Missing(f"file {path!r}", by)
+        elif voted.entry.size < size:
+            what = f"the rest of {path!r}: {voted.entry.size} of at least {size} bytes"
+            yield Missing(what, who.file(voted))
+
+
+def _absent_ranks(
+    event: SealEvent,
+    expected: ExpectedSet,
+    members: Mapping[str, Member],
+    votes: Mapping[str, Vote],
+) -> Iterator[Missing]:
+    """Ranks that neither wrote nor committed, where every one has to."""
+    if not expected.every_rank:
+        return
+    committed, voted_size, committed_all = explicit_ranks(votes)
+    if committed_all:
+        return
+    world_size = expected.world_size
+    if world_size is None:
+        world_size = _largest([voted_size, *(member.world_size for member in members.values())])
+    if world_size is None:
+        # An event of the format says at least that one rank is done; silence says nothing.
+        if event is SealEvent.QUIESCENCE:
+            yield Missing("the world size: every rank writes in this format", "the job")
+        return
+    wrote = {entry.evidence.rank for vote in votes.values() for entry in vote.entries}
+    for rank in range(world_size):
+        if rank not in wrote and rank not in committed:
+            yield Missing(f"files of rank {rank} of {world_size}", f"rank {rank}")
+
+
+def _uncommitted(votes: Mapping[str, Vote], who: _Owners) -> Iterator[Missing]:
+    """Explicit commits that are still owed for content of no known format."""
+    if all_ranks_committed(votes):
+        return
+    committed, world_size, _ = explicit_ranks(votes)
+    if not world_size:
+        yield Missing("a commit for all ranks: the world size is not known", who.all())
+        return
+    for rank in range(world_size):
+        if rank not in committed:
+            yield Missing(f"the commit of rank {rank} of {world_size}", f"rank {rank}")
+
+
+def _unproved(files: Iterable[Voted], who: _Owners) -> Iterator[Missing]:
+    """Files that do not prove themselves, where nobody said that they are whole."""
+    for voted in files:
+        path, evidence = voted.entry.path, voted.entry.evidence
+        if evidence.is_torn and evidence.is_valid:
+            what = f"a clean close of {path!r}: its writer died with it open"
+            yield Missing(what, who.file(voted))
+        elif not evidence.container:
+            what = f"a proof that {path!r} is whole: commit explicitly"
+            yield Missing(what, who.file(voted))
+
+
+def _unlike_previous(
+    paths: Collection[str], previous: frozenset[str] | None, who: _Owners
+) -> Iterator[Missing]:
+    """Names by which the checkpoint differs from the run's previous one, numbers aside."""
+    if previous is None:
+        what = "a committed checkpoint of this run to compare the names with: commit explicitly"
+        yield Missing(what, who.all())
+        return
+    now, before = _shape(paths), _shape(previous)
+    for pattern in sorted(before):
+        if now[pattern] < before[pattern]:
+            count = f"{now[pattern]} of {before[pattern]}"
+            what = f"names like {pattern!r}: {count} that the previous checkpoint has"
+            yield Missing(what, who.all())
+    for pattern in sorted(now.keys() - before.keys()):
+        what = f"names of the previous checkpoint instead of {pattern!r}: commit explicitly"
+        yield Missing(what, who.all())
+
+
+def _shape(paths: Collection[str]) -> Counter[str]:
+    """How many names there are of each pattern; directories that hold something don't count."""
+    parents = {path.rpartition("/")[0] for path in paths}
+    return Counter(_NUMBER.sub("#", path) for path in paths if path not in parents)
+
+
+def _largest(sizes: Iterable[int | None]) -> int | None:
+    return max((size for size in sizes if size is not None), default=None)
