@@ -123,6 +123,7 @@ def build_vfs(parts: Parts, invalidations: Invalidations) -> Vfs:
         clock=parts.clock,
         patterns=config.names.patterns(),
         identify=ProcIdentity(),
+        invalidations=invalidations,
         settings=VfsSettings(
             default_job_key=config.job,
             decision_wait_s=config.commit.decision_wait_s,

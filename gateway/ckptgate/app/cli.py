@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     logging.basicConfig(format="ckptgate: %(message)s", level=logging.WARNING)
     try:
-        return int(args.run(args))
+        return int(args.handler(args))
     except CkptError as exc:
         print(f"ckptgate: {exc.message}", file=sys.stderr)
         if exc.hint:

@@ -51,16 +51,21 @@ def run_mount(config: Config, device: int, ready_fd: int) -> int:
     parts = build_parts(config)
     invalidations = _LateInvalidations()
     fs = build_vfs(parts, invalidations)
-    session = FuseSession.open(device, os.path.join(config.spool, SESSION_FILE))
-    if session.is_new:
+    state_path = os.path.join(config.spool, SESSION_FILE)
+    if os.path.exists(state_path):
+        session = FuseSession.resume(device, state_path)
+    else:
+        session = FuseSession(device, state_path=state_path)
         parts.spool.clear_replies()
         parts.spool.clear_handles()
+    fs.start_session(is_takeover=session.is_resumed)
     server = FuseServer(fs, session, passthrough=config.passthrough)
     invalidations.server = server
     receiver = DatagramReceiver(config.spool, MOUNT_SOCKET)
     threading.Thread(target=_receive, args=(receiver, server), daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: server.stop())
-    server.on_ready(lambda: _announce(ready_fd))
+    # The kernel queues requests from the moment of mounting on, so serving may begin after this.
+    _announce(ready_fd)
     server.serve()
     receiver.close()
     parts.spool.close()

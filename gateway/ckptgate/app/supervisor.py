@@ -25,7 +25,7 @@ import msgspec
 from ckptgate.app.config import Config
 from ckptgate.app.registry import MountInfo, forget_mount, process_start, register_mount
 from ckptgate.errors import CkptError, UnusableError
-from ckptgate_adapters.fuse.channel import mount_device, unmount
+from ckptgate_adapters.fuse.channel import MountOptions, mount, unmount
 from ckptgate_adapters.posix_store import PosixStore
 from ckptgate_adapters.sqlite_spool import SpoolLock, SqliteSpool
 
@@ -139,7 +139,7 @@ class Supervisor:
         ).close()
         with SpoolLock(config.spool, mountpoint=config.mountpoint), self._signals() as signal_fd:
             self._write_config()
-            device = mount_device(config.mountpoint, source=config.store)
+            device = mount(config.mountpoint, MountOptions(fsname=config.store))
             try:
                 self._supervise(device, signal_fd, ready_fd)
             finally:
@@ -173,23 +173,23 @@ class Supervisor:
 
     def _supervise(self, device: int, signal_fd: int, ready_fd: int | None) -> None:
         publisher = _Child("publisher", self._config, ())
-        mount = _Child("mount", self._config, (device,))
+        server = _Child("mount", self._config, (device,))
         try:
             self._selector.register(publisher.start(), selectors.EVENT_READ, publisher)
-            self._start_mount(mount, device)
+            self._start_mount(server, device)
             self._selector.register(signal_fd, selectors.EVENT_READ, None)
             self._announce(ready_fd)
-            while self._one_event(mount, publisher, device):
+            while self._one_event(server, publisher, device):
                 pass
         finally:
-            mount.stop(10)
+            server.stop(10)
             publisher.stop(_STOP_TIMEOUT_S)
 
-    def _start_mount(self, mount: _Child, device: int) -> None:
+    def _start_mount(self, server: _Child, device: int) -> None:
         """Start the mount process and wait until it serves."""
         reader, writer = os.pipe2(os.O_CLOEXEC)
         try:
-            pidfd = mount.start(str(device), str(writer), extra_fds=(writer,))
+            pidfd = server.start(str(device), str(writer), extra_fds=(writer,))
         finally:
             os.close(writer)
         try:
@@ -202,7 +202,7 @@ class Supervisor:
                     )
         finally:
             os.close(reader)
-        self._selector.register(pidfd, selectors.EVENT_READ, mount)
+        self._selector.register(pidfd, selectors.EVENT_READ, server)
 
     def _announce(self, ready_fd: int | None) -> None:
         start = process_start(os.getpid())
@@ -219,7 +219,7 @@ class Supervisor:
             os.write(ready_fd, json.dumps({"ready": True}).encode() + b"\n")
             os.close(ready_fd)
 
-    def _one_event(self, mount: _Child, publisher: _Child, device: int) -> bool:
+    def _one_event(self, server: _Child, publisher: _Child, device: int) -> bool:
         """Handle what happened; False when the mount has ended."""
         for key, _ in self._selector.select():
             if key.data is None:
@@ -231,12 +231,12 @@ class Supervisor:
             self._selector.unregister(key.fd)
             os.close(key.fd)
             code = child.process.wait() if child.process else 0
-            if child is mount and code == 0:
+            if child is server and code == 0:
                 return False
             _log.error("child-died name=%s code=%s: starting it again", child.name, code)
             time.sleep(_RESTART_DELAY_S)
-            if child is mount:
-                self._start_mount(mount, device)
+            if child is server:
+                self._start_mount(server, device)
             else:
                 self._selector.register(publisher.start(), selectors.EVENT_READ, publisher)
         return True

@@ -283,8 +283,8 @@ class Vote(Document, frozen=True, kw_only=True):
 
     Attributes:
         n: dense number from 0 for this member.
-        is_final: the member saw the SEAL (or all its ranks committed) and then found all its files
-            quiet, digested and verified in the store.
+        is_final: the member saw the SEAL and then found all its files quiet, digested and verified
+            in the store.
         seal_index: index of the SEAL that it saw, -1 for none.
         committed_ranks: ranks that committed explicitly through this member.
         committed_all: somebody committed for all ranks (`commit --all`).

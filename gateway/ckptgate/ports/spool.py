@@ -315,7 +315,10 @@ class Transactions(Protocol):
 
 
 class Nodes(Protocol):
-    """Inodes and names. Names are unique in a directory; a node has at most one name."""
+    """Inodes and names. Names are unique in a directory; a node has at most one name.
+
+    The root, a plain directory with the store path "", is there from the spool's creation.
+    """
 
     def node(self, ino: int) -> NodeRow | None: ...
     def add_node(self, node: NodeRow) -> NodeRow:

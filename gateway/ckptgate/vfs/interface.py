@@ -151,6 +151,14 @@ class FileSystem(Protocol):
         ...
 
     def lookup(self, caller: Caller, parent: int, name: str) -> Entry: ...
+    def looked_up(self, nodes: Sequence[int]) -> None:
+        """`readdir` entries of these nodes went to the kernel: each counts as one look-up.
+
+        (`lookup`, `mkdir`, `symlink` and `create` count by themselves; `readdir` does not, because
+        only the driver knows which of its entries were sent.)
+        """
+        ...
+
     def forget(self, nodes: Sequence[tuple[int, int]]) -> None:
         """(node, count) pairs: the kernel dropped so many look-ups."""
         ...
@@ -172,6 +180,14 @@ class FileSystem(Protocol):
         self, caller: Caller, parent: int, name: str, flags: int, mode: int
     ) -> tuple[Entry, Opened]: ...
     def open(self, caller: Caller, ino: int, flags: int) -> Opened: ...
+    def reopen(self, fh: int) -> Opened | None:
+        """A handle that a previous process opened: its descriptor again, under the same number.
+
+        None if it is unknown. Asked when a request comes for a handle that this process did not
+        open, and when the reply of an open is sent again.
+        """
+        ...
+
     def ensure(self, caller: Caller, fh: int, offset: int, length: int) -> None:
         """Have this range verified in the spool file; for handles that aren't complete."""
         ...

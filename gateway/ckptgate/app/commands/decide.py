@@ -24,17 +24,17 @@ def add_commands(commands: Any) -> None:
     commit.add_argument("--wait", action="store_true", help="until it is decided")
     commit.add_argument("--timeout", type=float, default=None, metavar="S")
     add_json(commit)
-    commit.set_defaults(run=_commit)
+    commit.set_defaults(handler=_commit)
     abort = commands.add_parser("abort", help="give an unfinished checkpoint up")
     abort.add_argument("path", metavar="PATH")
     abort.add_argument("--reason", default="", metavar="TEXT")
     add_json(abort)
-    abort.set_defaults(run=_abort)
+    abort.set_defaults(handler=_abort)
     wait = commands.add_parser("wait", help="until a checkpoint is committed or aborted")
     wait.add_argument("path", metavar="PATH")
     wait.add_argument("--timeout", type=float, default=None, metavar="S")
     add_json(wait)
-    wait.set_defaults(run=_wait)
+    wait.set_defaults(handler=_wait)
 
 
 def _ask(place: Place, op: str, **more: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -31,23 +32,23 @@ def add_commands(commands: Any) -> None:
     status.add_argument("path", nargs="?", default="", metavar="PATH", help="a path in a mount")
     status.add_argument("--watch", action="store_true", help="live view")
     add_json(status)
-    status.set_defaults(run=_status)
+    status.set_defaults(handler=_status)
     ls = commands.add_parser("ls", help="the committed checkpoints of a run")
     ls.add_argument("run", metavar="RUN", help="the run's directory, in a mount or a store")
     add_json(ls)
-    ls.set_defaults(run=_ls)
+    ls.set_defaults(handler=_ls)
     show = commands.add_parser("show", help="what a committed checkpoint consists of")
     show.add_argument("path", metavar="NAME", help="the checkpoint: RUN/NAME")
     add_json(show)
-    show.set_defaults(run=_show)
+    show.set_defaults(handler=_show)
     log = commands.add_parser("log", help="a run's decisions: who, when, why")
     log.add_argument("run", metavar="RUN")
     add_json(log)
-    log.set_defaults(run=_log)
+    log.set_defaults(handler=_log)
     verify = commands.add_parser("verify", help="read every byte and compare with the manifest")
     verify.add_argument("path", metavar="NAME", help="the checkpoint: RUN/NAME")
     add_json(verify)
-    verify.set_defaults(run=_verify)
+    verify.set_defaults(handler=_verify)
 
 
 def _mounts(path: str) -> list[MountInfo]:
@@ -94,8 +95,8 @@ def _print_report(report: dict[str, Any]) -> None:
         return
     for row in report["attempts"]:
         files = row["files"]
-        done, total = files["stored"]["count"], sum(part["count"] for part in files.values())
-        size = human_bytes(sum(part["bytes"] for part in files.values()))
+        done, total = files["stored"], sum(files.values())
+        size = human_bytes(row["size_bytes"])
         where = os.path.join(row["run"], row["name"])
         print(f"  {where}  {row['state']}  {done}/{total} files in the store, {size}")
         for line in (*([row["reason"]] if row["reason"] else []), *row["missing"]):
@@ -118,7 +119,7 @@ def _ls(args: argparse.Namespace) -> int:
     rows: list[dict[str, Any]] = []
     for name, attempt in state.current.items():
         view = state.attempts[attempt]
-        manifest, _ = load_manifest(store, place.run, attempt, view.manifest)
+        manifest = load_manifest(store, place.run, attempt, view.manifest)
         rows.append({
             "name": name,
             "attempt": attempt,
@@ -154,7 +155,7 @@ def _committed(args: argparse.Namespace) -> tuple[Place, PosixStore, Manifest]:
         msg = f"no committed checkpoint {place.name!r} in the run {place.run or '/'!r}"
         raise MissingError(msg, subject=args.path, hint=f"ckptgate ls {os.path.dirname(args.path)}")
     digest = log.state.attempts[attempt].manifest
-    return place, store, load_manifest(store, place.run, attempt, digest)[0]
+    return place, store, load_manifest(store, place.run, attempt, digest)
 
 
 def _show(args: argparse.Namespace) -> int:
@@ -198,10 +199,10 @@ def _verify(args: argparse.Namespace) -> int:
     place, store, manifest = _committed(args)
     report = verify_checkpoint(store, place.run, manifest.name)
     if args.json:
-        print_json(msgspec.to_builtins(report))
+        print_json(asdict(report))
     elif not report.problems:
         print(
-            f"{report.name}: {report.files} files, {human_bytes(report.bytes)}: every byte is as "
+            f"{report.name}: {report.files} files, {human_bytes(report.size_bytes)}: every byte is as "
             "committed"
         )
     else:

@@ -37,12 +37,12 @@ def add_commands(commands: Any) -> None:
     mount.add_argument("--config", default="", metavar="FILE", help="TOML, see README")
     mount.add_argument("--foreground", action="store_true", help="stay in the foreground")
     mount.add_argument("--ready-fd", type=int, default=None, help=argparse.SUPPRESS)
-    mount.set_defaults(run=_mount)
+    mount.set_defaults(handler=_mount)
     umount = commands.add_parser("umount", help="unmount and finish what can be finished")
     umount.add_argument("mountpoint", metavar="MOUNTPOINT")
     umount.add_argument("--timeout", type=float, default=30.0, metavar="S", help="to finish in")
     umount.add_argument("--lazy", action="store_true", help="detach even while files are open")
-    umount.set_defaults(run=_umount)
+    umount.set_defaults(handler=_umount)
 
 
 def _mount(args: argparse.Namespace) -> int:

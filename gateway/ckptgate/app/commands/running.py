@@ -21,10 +21,10 @@ def add_commands(commands: Any) -> None:
         "--run-id", default="", metavar="ID", help="the same on all nodes of the job; default: new"
     )
     run.add_argument("words", nargs=argparse.REMAINDER, metavar="-- CMD ...")
-    run.set_defaults(run=_exec)
+    run.set_defaults(handler=_exec)
     demo = commands.add_parser("demo", help="show it working: two nodes, four ranks, a killed rank")
     demo.add_argument("--plain", action="store_true", help="lines instead of a live view")
-    demo.set_defaults(run=_demo)
+    demo.set_defaults(handler=_demo)
 
 
 def _exec(args: argparse.Namespace) -> int:

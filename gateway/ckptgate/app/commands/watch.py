@@ -36,10 +36,10 @@ def attempts_table(title: str, report: dict[str, Any]) -> Table:
         table.add_column(column, overflow="fold")
     for row in report.get("attempts", []):
         files = row["files"]
-        stored = files["stored"]["count"]
-        digested = stored + files["digested"]["count"]
-        staged = digested + files["quiet"]["count"] + files["open"]["count"]
-        size = human_bytes(sum(part["bytes"] for part in files.values()))
+        stored = files["stored"]
+        digested = stored + files["digested"]
+        staged = digested + files["quiet"] + files["open"]
+        size = human_bytes(row["size_bytes"])
         state = Text(row["state"], style=_COLOURS.get(row["state"], ""))
         owed = row["reason"] or "; ".join(row["missing"][:3])
         name = f"{row['run']}/{row['name']}".lstrip("/")

@@ -49,7 +49,7 @@ class _Play:
 
     def say(self, text: str) -> None:
         """A line of the story."""
-        self._console.print(text, highlight=False)
+        self._console.print(text, highlight=False, soft_wrap=True)
 
     def check(self, text: str, holds: bool) -> None:
         """A checked fact."""
@@ -94,9 +94,11 @@ class _Play:
         words: list[str] = []
         for node in range(NODES):
             for row in self._stage.report(node).get("attempts", []):
-                counts = {state: part["count"] for state, part in row["files"].items()}
+                if row["state"] not in {"open", "sealed"}:
+                    continue
+                counts = " ".join(f"{state}={n}" for state, n in row["files"].items() if n)
                 words.append(f"node{node + 1} {row['name']} {row['state']} {counts}")
-        line = "; ".join(words) + f"; reader sees {self.visible()}"
+        line = "; ".join([*words, f"reader sees {', '.join(self.visible()) or 'nothing'}"])
         if line != self._line:
             self._line = line
             self.say(f"      [dim]{line}[/]")

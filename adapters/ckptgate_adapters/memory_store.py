@@ -1,0 +1,428 @@
+"""The store in memory: the same contract as a real one, for tests and demonstrations.
+
+One tree of nodes, as on a disk; strict where a real store would be lenient: every call checks its
+names, and nothing is created without its bytes being complete. Any thread; one lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import stat
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Final
+
+import blake3
+import msgspec
+
+from ckptgate.errors import (
+    ExistsError,
+    IntegrityError,
+    MissingError,
+    RefusedError,
+    UnusableError,
+)
+from ckptgate.model.documents import (
+    MAX_DOCUMENT_BYTES,
+    EntryType,
+    FileEntry,
+    Manifest,
+    PointerKind,
+    PointerValue,
+    StoreFormat,
+    decode,
+)
+from ckptgate.model.ids import CHUNK_BYTES, check_attempt_id, check_name, check_relative_path
+from ckptgate.model.layout import GATEWAY_DIR, attempt_prefix, format_key, full_key, join_key
+from ckptgate.ports.store import DigestedFile, PlainEntry, PlainKind, VerifyMode
+
+__all__ = ["MemoryStore"]
+
+_DIGEST_BYTES: Final = 32
+_MANIFEST: Final = f"{GATEWAY_DIR}/manifest.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Node:
+    kind: PlainKind
+    data: bytes = b""
+    target: str = ""
+    mode: int = 0o644
+    mtime_ns: int = 0
+    uid: int = 0
+    gid: int = 0
+
+
+class _Shown(msgspec.Struct):
+    attempt: str
+
+
+class MemoryStore:
+    """A store that lives as long as this object; share the object to share the store."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._nodes: dict[str, _Node] = {}
+        self._run_locks: dict[str, threading.Lock] = {}
+        self._moves = 0
+
+    # Records
+
+    def create(self, key: str, data: bytes) -> None:
+        """Store *data* under *key* if nothing is there; equal bytes there are success."""
+        check_relative_path(key)
+        with self._lock:
+            there = self._nodes.get(key)
+            if there is not None and (there.kind is not PlainKind.FILE or there.data != data):
+                msg = f"other bytes are already stored under {key!r}"
+                raise ExistsError(msg, subject=key)
+            if there is None:
+                self._add(key, _Node(kind=PlainKind.FILE, data=bytes(data)))
+
+    def get(self, key: str, *, limit: int = MAX_DOCUMENT_BYTES) -> bytes:
+        """The bytes under *key*."""
+        data = self._file(check_relative_path(key)).data
+        if len(data) > limit:
+            msg = f"{key!r} is larger than {limit} bytes"
+            raise IntegrityError(msg, subject=key)
+        return data
+
+    def children(self, prefix: str) -> list[str]:
+        """Names directly below *prefix*, sorted."""
+        if prefix:
+            check_relative_path(prefix)
+        with self._lock:
+            return self._names(prefix)
+
+    # Data objects
+
+    def put(self, key: str, source: DigestedFile) -> None:
+        """Store the file under *key*."""
+        check_relative_path(key)
+        data = _read_local(source.path)
+        if len(data) != source.size:
+            msg = f"{source.path!r} has {len(data)} bytes, it is said to have {source.size}"
+            raise IntegrityError(msg, subject=source.path)
+        with self._lock:
+            self._add(key, _Node(kind=PlainKind.FILE, data=data))
+
+    def verify(self, key: str, source: DigestedFile, mode: VerifyMode) -> None:
+        """Prove that *key* holds exactly the bytes of *source*."""
+        data = self._file(check_relative_path(key)).data
+        if len(data) != source.size:
+            msg = f"{key!r} has {len(data)} bytes in the store, wanted {source.size}"
+            raise IntegrityError(msg, subject=key)
+        if mode is VerifyMode.READBACK:
+            _compare(key, data, source)
+
+    def read(self, key: str, offset: int, length: int) -> bytes:
+        """Up to *length* bytes at *offset*."""
+        return self._file(check_relative_path(key)).data[offset : offset + length]
+
+    def local_path(self, key: str) -> str | None:
+        """None: nothing of it is in the local file system."""
+        check_relative_path(key)
+        return None
+
+    # Publication
+
+    def publish(self, run: str, manifest: Manifest, manifest_bytes: bytes) -> None:
+        """Make `run/<name>` show exactly *manifest*, replacing any earlier attempt's."""
+        with self._lock:
+            place = join_key(run, manifest.name)
+            shown = self.published_attempt(run, manifest.name)
+            if shown == manifest.attempt:
+                return
+            tree = self._tree(run, manifest, manifest_bytes)
+            if place in self._nodes:
+                if shown:
+                    self._move(place, self._fresh(attempt_prefix(run, shown), "replaced-"))
+                else:
+                    displaced = join_key(run, GATEWAY_DIR, "displaced")
+                    self._move(place, self._fresh(displaced, f"{manifest.name}-"))
+            self._add(place, _Node(kind=PlainKind.DIR, mode=0o755))
+            for path, node in tree.items():
+                self._add(join_key(place, path), node)
+
+    def published_attempt(self, run: str, name: str) -> str:
+        """The attempt that `run/<name>` shows now, or ""."""
+        with self._lock:
+            node = self._nodes.get(join_key(run, check_name(name), _MANIFEST))
+        if node is None:
+            return ""
+        try:
+            return msgspec.json.decode(node.data, type=_Shown).attempt
+        except msgspec.MsgspecError:
+            return ""
+
+    def unpublish(self, run: str, name: str, attempt: str) -> None:
+        """Hide `run/<name>` if it shows *attempt*; the bytes stay."""
+        check_attempt_id(attempt)
+        with self._lock:
+            if self.published_attempt(run, name) == attempt:
+                self._move(
+                    join_key(run, name), self._fresh(attempt_prefix(run, attempt), "retired-")
+                )
+
+    def set_pointer(self, run: str, value: PointerValue) -> None:
+        """Make `run/<pointer>` be *value*."""
+        key = join_key(run, check_name(value.pointer))
+        if value.kind is PointerKind.SYMLINK:
+            node = _Node(kind=PlainKind.SYMLINK, target=value.content, mode=0o777)
+        else:
+            node = _Node(kind=PlainKind.FILE, data=value.content.encode())
+        with self._lock:
+            self._add(key, node)
+
+    def remove_pointer(self, run: str, pointer: str) -> None:
+        """Remove the pointer if it is there."""
+        with self._lock:
+            self._nodes.pop(join_key(run, check_name(pointer)), None)
+
+    def pointer_content(self, run: str, pointer: str) -> str | None:
+        """The symlink's target or the text now under that name, None if there is none."""
+        with self._lock:
+            node = self._nodes.get(join_key(run, check_name(pointer)))
+        if node is None or node.kind is PlainKind.DIR:
+            return None
+        return node.target if node.kind is PlainKind.SYMLINK else node.data.decode()
+
+    @contextmanager
+    def lock_run(self, run: str) -> Generator[None]:
+        """One publisher of this run at a time."""
+        with self._lock:
+            lock = self._run_locks.setdefault(run, threading.Lock())
+        with lock:
+            yield
+
+    # Plain names
+
+    def plain_stat(self, path: str) -> PlainEntry:
+        """What is there now."""
+        _check_plain(path)
+        with self._lock:
+            if not path:
+                return self._entry("", _Node(kind=PlainKind.DIR, mode=0o755))
+            return self._entry(path, self._node(path))
+
+    def plain_list(self, path: str) -> list[PlainEntry]:
+        """The directory's entries, sorted by name."""
+        _check_plain(path)
+        with self._lock:
+            if path and self._node(path).kind is not PlainKind.DIR:
+                msg = f"{path!r} is not a directory"
+                raise UnusableError(msg, subject=path, errno_value=errno.ENOTDIR)
+            names = [name for name in self._names(path) if name != GATEWAY_DIR]
+            return [self._entry(join_key(path, n), self._nodes[join_key(path, n)]) for n in names]
+
+    def plain_read(self, path: str, offset: int, length: int) -> bytes:
+        """Bytes of a plain file."""
+        _check_plain(path)
+        return self._file(path).data[offset : offset + length]
+
+    def plain_put(self, path: str, source: str, *, mode: int, mtime_ns: int) -> None:
+        """Replace the file *path* by a copy of the local file *source*."""
+        _check_plain(path)
+        node = _Node(kind=PlainKind.FILE, data=_read_local(source), mode=mode, mtime_ns=mtime_ns)
+        with self._lock:
+            self._add(check_relative_path(path), node)
+
+    def plain_mkdir(self, path: str, mode: int) -> None:
+        """Make a directory; an existing one is success."""
+        _check_plain(path)
+        with self._lock:
+            there = self._nodes.get(check_relative_path(path))
+            if there is None:
+                self._add(path, _Node(kind=PlainKind.DIR, mode=mode))
+            elif there.kind is not PlainKind.DIR:
+                msg = f"{path!r} is there and no directory"
+                raise ExistsError(msg, subject=path)
+
+    def plain_symlink(self, path: str, target: str) -> None:
+        """Make or replace a symlink."""
+        _check_plain(path)
+        with self._lock:
+            node = _Node(kind=PlainKind.SYMLINK, target=target, mode=0o777)
+            self._add(check_relative_path(path), node)
+
+    def plain_remove(self, path: str, *, is_dir: bool) -> None:
+        """Remove a file, symlink or empty directory; nothing there is success."""
+        _check_plain(path)
+        with self._lock:
+            there = self._nodes.get(check_relative_path(path))
+            if there is None:
+                return
+            if (there.kind is PlainKind.DIR) != is_dir:
+                msg = f"cannot remove {path!r}: it is a {there.kind}"
+                code = errno.ENOTDIR if is_dir else errno.EISDIR
+                kind = UnusableError if is_dir else ExistsError
+                raise kind(msg, subject=path, errno_value=code)
+            if self._names(path):
+                msg = f"cannot remove {path!r}: it is not empty"
+                raise ExistsError(msg, subject=path, errno_value=errno.ENOTEMPTY)
+            del self._nodes[path]
+
+    def plain_rename(self, old: str, new: str) -> None:
+        """Rename; *old* missing and *new* there is success."""
+        _check_plain(old)
+        _check_plain(new)
+        with self._lock:
+            if check_relative_path(old) in self._nodes:
+                self._check_replace(new)
+                self._move(old, check_relative_path(new))
+            else:
+                self._node(new)
+
+    # The store itself
+
+    @property
+    def url(self) -> str:
+        """A name for messages."""
+        return "memory:"
+
+    @property
+    def default_verify(self) -> VerifyMode:
+        """Reading memory back costs nothing."""
+        return VerifyMode.READBACK
+
+    def probe(self) -> None:
+        """It always can; only another format version is refused."""
+        with contextlib.suppress(MissingError):
+            decode(self.get(format_key("")), StoreFormat, subject=format_key(""))
+
+    # For tests
+
+    def keys(self) -> list[str]:
+        """Every file's key, sorted, the gateway's own among them."""
+        with self._lock:
+            return sorted(k for k, node in self._nodes.items() if node.kind is PlainKind.FILE)
+
+    def tamper(self, key: str, data: bytes) -> None:
+        """Replace the bytes under *key*, as a broken disk would."""
+        with self._lock:
+            self._nodes[key] = replace(self._file(key), data=data)
+
+    def _add(self, key: str, node: _Node) -> None:
+        """Put *node* at *key*, making its parents; a directory is never replaced by a file."""
+        there = self._nodes.get(key)
+        if there is not None and PlainKind.DIR in {there.kind, node.kind} and there != node:
+            msg = f"a {there.kind} is already stored under {key!r}"
+            raise ExistsError(msg, subject=key, errno_value=errno.EISDIR)
+        parent = key
+        while parent := parent.rpartition("/")[0]:
+            above = self._nodes.setdefault(parent, _Node(kind=PlainKind.DIR, mode=0o755))
+            if above.kind is not PlainKind.DIR:
+                msg = f"{parent!r} is not a directory"
+                raise UnusableError(msg, subject=key, errno_value=errno.ENOTDIR)
+        self._nodes[key] = node
+
+    def _node(self, key: str) -> _Node:
+        try:
+            return self._nodes[key]
+        except KeyError:
+            msg = f"nothing is stored under {key!r}"
+            raise MissingError(msg, subject=key) from None
+
+    def _file(self, key: str) -> _Node:
+        with self._lock:
+            node = self._node(key)
+        if node.kind is not PlainKind.FILE:
+            msg = f"not a regular file: {key!r}"
+            raise UnusableError(msg, subject=key)
+        return node
+
+    def _names(self, prefix: str) -> list[str]:
+        start = f"{prefix}/" if prefix else ""
+        rest = (key[len(start) :] for key in self._nodes if key.startswith(start))
+        return sorted(name for name in rest if "/" not in name)
+
+    def _move(self, old: str, new: str) -> None:
+        moved = {
+            new + key[len(old) :]: node
+            for key, node in self._nodes.items()
+            if key == old or key.startswith(f"{old}/")
+        }
+        for key in [k for k in self._nodes if k == old or k.startswith(f"{old}/")]:
+            del self._nodes[key]
+        self._nodes.pop(new, None)
+        for key, node in moved.items():
+            self._add(key, node)
+
+    def _check_replace(self, new: str) -> None:
+        if self._names(new):
+            msg = f"cannot rename to {new!r}: it is not empty"
+            raise ExistsError(msg, subject=new, errno_value=errno.ENOTEMPTY)
+
+    def _fresh(self, prefix: str, start: str) -> str:
+        self._moves += 1
+        return join_key(prefix, f"{start}{self._moves:08x}")
+
+    def _entry(self, path: str, node: _Node) -> PlainEntry:
+        is_dir = node.kind is PlainKind.DIR
+        is_managed = is_dir and join_key(path, _MANIFEST) in self._nodes
+        return PlainEntry(
+            name=path.rpartition("/")[2],
+            kind=node.kind,
+            size=len(node.data) if node.kind is PlainKind.FILE else len(node.target),
+            mode=node.mode,
+            mtime_ns=node.mtime_ns,
+            uid=node.uid,
+            gid=node.gid,
+            target=node.target,
+            is_managed=is_managed,
+            has_runs=is_dir and not is_managed and join_key(path, GATEWAY_DIR) in self._nodes,
+        )
+
+    def _tree(self, run: str, manifest: Manifest, manifest_bytes: bytes) -> dict[str, _Node]:
+        tree = {entry.path: self._published(run, entry) for entry in manifest.entries}
+        tree[_MANIFEST] = _Node(kind=PlainKind.FILE, data=manifest_bytes)
+        return tree
+
+    def _published(self, run: str, entry: FileEntry) -> _Node:
+        node = _Node(
+            kind=PlainKind(entry.type.value),
+            target=entry.target,
+            mode=0o777 if entry.type is EntryType.SYMLINK else stat.S_IMODE(entry.mode),
+            mtime_ns=entry.mtime_ns,
+            uid=entry.uid,
+            gid=entry.gid,
+        )
+        if entry.type is not EntryType.FILE:
+            return node
+        data = self._file(full_key(run, entry.key)).data
+        if len(data) != entry.size:
+            msg = f"{entry.key!r} has {len(data)} bytes in the store, wanted {entry.size}"
+            raise IntegrityError(msg, subject=entry.key)
+        return replace(node, data=data)
+
+
+def _check_plain(path: str) -> None:
+    if path:
+        check_relative_path(path)
+    if GATEWAY_DIR in path.split("/"):
+        msg = f"{path!r} is the gateway's own, not a plain name"
+        raise RefusedError(msg, subject=path)
+
+
+def _read_local(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError as exc:
+        msg = f"cannot read {path!r}: it is not there"
+        raise MissingError(msg, subject=path) from exc
+
+
+def _compare(key: str, data: bytes, source: DigestedFile) -> None:
+    for index, start in enumerate(range(0, len(data), CHUNK_BYTES)):
+        found = blake3.blake3(data[start : start + CHUNK_BYTES]).digest()
+        wanted = source.chunks[index * _DIGEST_BYTES : (index + 1) * _DIGEST_BYTES]
+        if source.chunks and found != wanted:
+            msg = f"chunk {index} of {key!r} differs in the store"
+            raise IntegrityError(msg, subject=key)
+    if blake3.blake3(data).hexdigest() != source.digest:
+        msg = f"{key!r} differs in the store"
+        raise IntegrityError(msg, subject=key)

@@ -1,0 +1,95 @@
+"""One file's bytes into another: by reflink, in the kernel, or through memory. Any thread."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Final
+
+import blake3
+
+from ckptgate.errors import IntegrityError
+from ckptgate_adapters.posix_store import syscalls
+
+__all__ = ["copy_bytes", "copy_checked"]
+
+_RANGE_BYTES: Final = 256 * 1024 * 1024
+_BUFFER_BYTES: Final = 4 * 1024 * 1024
+_NO_CLONE: Final = frozenset({
+    errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EPERM,
+    errno.EACCES, errno.EBADF, errno.ETXTBSY, errno.EISDIR,
+})  # fmt: skip
+
+
+def copy_bytes(source_fd: int, fd: int, size: int, subject: str) -> None:
+    """Fill the empty file *fd* with the first *size* bytes of *source_fd*.
+
+    Raises:
+        IntegrityError: the source ends before.
+        OSError: reading or writing failed.
+    """
+    if size == 0 or _try_clone(source_fd, fd, size):
+        return
+    done = _copy_in_kernel(source_fd, fd, size)
+    while done < size:
+        part = os.pread(source_fd, min(_BUFFER_BYTES, size - done), done)
+        if not part:
+            raise _short(subject, size, done)
+        os.lseek(fd, done, os.SEEK_SET)
+        syscalls.write(fd, part)
+        done += len(part)
+
+
+def copy_checked(source_fd: int, fd: int, size: int, digest: str, subject: str) -> None:
+    """As `copy_bytes`, but through memory, and only bytes that have this BLAKE3 digest.
+
+    For a source whose own pages can't be trusted any more, because an fsync of it failed.
+    """
+    hasher = blake3.blake3()
+    done = 0
+    while done < size:
+        part = os.pread(source_fd, min(_BUFFER_BYTES, size - done), done)
+        if not part:
+            raise _short(subject, size, done)
+        hasher.update(part)
+        syscalls.write(fd, part)
+        done += len(part)
+    if hasher.hexdigest() != digest:
+        msg = f"{subject!r} no longer has the bytes that were digested"
+        raise IntegrityError(msg, subject=subject)
+
+
+def _try_clone(source_fd: int, fd: int, size: int) -> bool:
+    try:
+        syscalls.clone(fd, source_fd)
+    except OSError as exc:
+        if exc.errno in _NO_CLONE:
+            return False
+        raise
+    # A clone takes all of the source, which the caller has just seen to have this size.
+    if os.fstat(fd).st_size != size:
+        os.ftruncate(fd, 0)
+        return False
+    return True
+
+
+def _copy_in_kernel(source_fd: int, fd: int, size: int) -> int:
+    """Bytes copied before the kernel or server said that it can't; 0 if it can't at all."""
+    done = 0
+    while done < size:
+        try:
+            count = syscalls.copy_range(source_fd, fd, min(_RANGE_BYTES, size - done), done)
+        except OSError as exc:
+            if exc.errno in _NO_CLONE:
+                return done
+            raise
+        if count == 0:
+            # At the source's end, or on file systems that answer 0 for "can't".
+            return done
+        done += count
+    return done
+
+
+def _short(subject: str, size: int, done: int) -> IntegrityError:
+    msg = f"{subject!r} ends after {done} bytes, it is said to have {size}"
+    return IntegrityError(msg, subject=subject)

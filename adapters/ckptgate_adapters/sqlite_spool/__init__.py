@@ -1,0 +1,8 @@
+"""The spool on SQLite in WAL mode: protocol adapter only, nothing is decided here."""
+
+from __future__ import annotations
+
+from ckptgate_adapters.sqlite_spool.lock import SpoolLock
+from ckptgate_adapters.sqlite_spool.spool import SqliteSpool
+
+__all__ = ["SpoolLock", "SqliteSpool"]

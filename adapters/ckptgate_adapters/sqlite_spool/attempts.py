@@ -1,0 +1,134 @@
+"""Attempts, ranks, and what other members did. See `ports.spool.Attempts`. Any thread."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, Final
+
+from ckptgate.errors import MissingError
+from ckptgate.model.states import AttemptState, advance_attempt
+from ckptgate.ports.spool import AttemptRow, NodeRow
+from ckptgate_adapters.sqlite_spool.connection import Database
+from ckptgate_adapters.sqlite_spool.rows import ATTEMPTS, NODES
+
+__all__ = ["AttemptPart"]
+
+# By path: a directory's path is a prefix of what is in it, so parents come first.
+_TREE: Final = (
+    "WITH RECURSIVE walk (path, ino) AS ("  # noqa: S608 - own columns
+    " SELECT m.name, m.ino FROM attempts AS a JOIN names AS m ON m.parent = a.root WHERE a.id = ?"
+    " UNION ALL"
+    " SELECT w.path || '/' || m.name, m.ino FROM walk AS w JOIN names AS m ON m.parent = w.ino)"
+    f" SELECT w.path, {NODES.qualified('n')}"
+    " FROM walk AS w JOIN nodes AS n ON n.ino = w.ino ORDER BY w.path"
+)
+
+
+class AttemptPart:
+    """Attempts, ranks, what other members did."""
+
+    _db: Database
+
+    def add_attempt(self, attempt: AttemptRow) -> AttemptRow:
+        id_ = self._db.insert(ATTEMPTS.insert, ATTEMPTS.values(attempt, attempt.id or None))
+        return attempt if attempt.id else dataclasses.replace(attempt, id=id_)
+
+    def attempt(self, id: int) -> AttemptRow | None:
+        row = self._db.one(ATTEMPTS.by_key, (id,))
+        return None if row is None else ATTEMPTS.build(row)
+
+    def update_attempt(self, id: int, **changes: object) -> AttemptRow:
+        """See `ports.spool.Attempts.update_attempt`.
+
+        Raises:
+            MissingError: there is no such attempt.
+            RefusedError: the change of state is illegal; nothing was changed.
+        """
+        with self._db.joined:
+            sql, values = ATTEMPTS.update(changes) if changes else (ATTEMPTS.by_key, [])
+            if "state" in changes:
+                _check_state(self._db, id, changes["state"])
+            row = self._db.one(sql, (*values, id))
+        if row is None:
+            raise _missing(id)
+        return ATTEMPTS.build(row)
+
+    def attempts(
+        self,
+        *,
+        run: str | None = None,
+        run_ino: int | None = None,
+        name: str | None = None,
+        states: Iterable[AttemptState] | None = None,
+    ) -> list[AttemptRow]:
+        conditions: list[str] = []
+        values: list[Any] = []
+        for column, value in (("run", run), ("run_ino", run_ino), ("name", name)):
+            if value is not None:
+                conditions.append(f"{column} = ?")
+                values.append(value)
+        if states is not None:
+            wanted = sorted({state.value for state in states})
+            conditions.append(f"state IN ({', '.join('?' * len(wanted))})")
+            values += wanted
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        rows = self._db.all(f"{ATTEMPTS.select}{where} ORDER BY id", values)
+        return [ATTEMPTS.build(row) for row in rows]
+
+    def attempt_by_id(self, run: str, attempt: str) -> AttemptRow | None:
+        row = self._db.one(
+            f"{ATTEMPTS.select} WHERE run = ? AND attempt = ? ORDER BY id DESC LIMIT 1",
+            (run, attempt),
+        )
+        return None if row is None else ATTEMPTS.build(row)
+
+    def tree(self, attempt: int) -> list[tuple[str, NodeRow]]:
+        return [(row[0], NODES.build(row[1:])) for row in self._db.all(_TREE, (attempt,))]
+
+    def add_rank_commit(self, attempt: int, rank: int) -> None:
+        self._db.run("INSERT OR IGNORE INTO rank_commits VALUES (?, ?)", (attempt, rank))
+
+    def rank_commits(self, attempt: int) -> tuple[int, ...]:
+        rows = self._db.all(
+            "SELECT rank FROM rank_commits WHERE attempt = ? ORDER BY rank", (attempt,)
+        )
+        return tuple(row[0] for row in rows)
+
+    def add_writer_rank(self, attempt: int, rank: int) -> None:
+        self._db.run("INSERT OR IGNORE INTO writer_ranks VALUES (?, ?)", (attempt, rank))
+
+    def writer_ranks(self, attempt: int) -> tuple[int, ...]:
+        rows = self._db.all(
+            "SELECT rank FROM writer_ranks WHERE attempt = ? ORDER BY rank", (attempt,)
+        )
+        return tuple(row[0] for row in rows)
+
+    def seen_count(self, attempt: int, member: str, what: str) -> int:
+        row = self._db.one(
+            "SELECT count FROM seen WHERE attempt = ? AND member = ? AND what = ?",
+            (attempt, member, what),
+        )
+        return 0 if row is None else row[0]
+
+    def set_seen_count(self, attempt: int, member: str, what: str, count: int) -> None:
+        self._db.run(
+            "INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?)", (attempt, member, what, count)
+        )
+
+    def seen_members(self, attempt: int) -> tuple[str, ...]:
+        rows = self._db.all(
+            "SELECT DISTINCT member FROM seen WHERE attempt = ? ORDER BY member", (attempt,)
+        )
+        return tuple(row[0] for row in rows)
+
+
+def _check_state(db: Database, attempt: int, new: Any) -> None:
+    row = db.one("SELECT state FROM attempts WHERE id = ?", (attempt,))
+    if row is None:
+        raise _missing(attempt)
+    advance_attempt(AttemptState(row[0]), AttemptState(new))
+
+
+def _missing(attempt: int) -> MissingError:
+    return MissingError(f"attempt {attempt} is not in the spool", subject=str(attempt))

@@ -1,0 +1,279 @@
+"""One connection to the spool's database, shared by all threads of a process under one lock.
+
+It owns the rules of atomicity: a transaction holds the lock and SQLite's write lock from its first
+call to its end; an inner one is a savepoint, so what it did is undone by itself if an exception
+leaves it; after-effects (removal of spool files) run once the outermost one is committed.
+
+Thread rule: any thread. Not to be carried over a fork.
+"""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Final, TypeAlias
+from urllib.parse import quote
+
+from ckptgate.errors import CkptError, InvalidNameError, UnusableError
+from ckptgate_adapters.sqlite_spool.failures import from_sqlite
+
+__all__ = ["BUSY_TIMEOUT_S", "WAL_BYTES_MAX", "Database", "Values", "connect"]
+
+Values: TypeAlias = tuple[Any, ...]
+"""One row as SQLite gives it."""
+
+BUSY_TIMEOUT_S: Final = 30.0
+WAL_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Size of the journal from which `make_durable` moves it into the database."""
+_STATEMENTS_CACHED: Final = 512
+# Far above what make_durable lets gather: a checkpoint inside of a commit makes a caller wait for
+# two fsyncs, so it is only the last resort of a process that never calls make_durable.
+_AUTOCHECKPOINT_PAGES: Final = 16384
+_CACHE_KIB: Final = 32768
+_JOINED: Final = -1
+"""Mark of an inner transaction without a savepoint."""
+_PRAGMAS: Final = (
+    "PRAGMA synchronous = NORMAL",
+    f"PRAGMA wal_autocheckpoint = {_AUTOCHECKPOINT_PAGES}",
+    f"PRAGMA journal_size_limit = {WAL_BYTES_MAX}",
+    f"PRAGMA cache_size = -{_CACHE_KIB}",
+    "PRAGMA temp_store = MEMORY",
+    # Overwriting freed pages with zeroes protects nothing here and doubles the cost of a delete.
+    "PRAGMA secure_delete = OFF",
+    "PRAGMA trusted_schema = OFF",
+)
+
+
+def connect(path: str) -> sqlite3.Connection:
+    """Open the existing database file *path* with this spool's settings.
+
+    Raises:
+        sqlite3.Error: it can't be opened.
+    """
+    connection = sqlite3.connect(
+        f"file:{quote(path.encode('utf-8', 'surrogateescape'))}?mode=rw",
+        uri=True,
+        timeout=BUSY_TIMEOUT_S,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=_STATEMENTS_CACHED,
+    )
+    try:
+        for pragma in _PRAGMAS:
+            connection.execute(pragma)
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection
+
+
+class Database:
+    """Statements and transactions on one connection."""
+
+    def __init__(self, connection: sqlite3.Connection, path: str) -> None:
+        self.path = path
+        self._connection = connection
+        self.lock: Final = threading.RLock()
+        """Held for the duration of a transaction; taken briefly by each statement outside."""
+        self._depth = 0
+        self._undone: CkptError | None = None
+        self._after: list[Callable[[], None]] = []
+        self._marks: list[int] = []
+        self._on_rollback: list[Callable[[], None]] = []
+        self._moment = 0
+        self.serial = 0
+        """How many transactions were begun."""
+        self.transaction: Final = _Transaction(self, joins=False)
+        """Entered for one atomic change; one object serves all threads."""
+        self.joined: Final = _Transaction(self, joins=True)
+        """The same for calls whose last statement is their only one that changes anything and may
+        fail: inside of a transaction they need no savepoint."""
+
+    def one(self, sql: str, values: Sequence[Any] = ()) -> Values | None:
+        """The first row of a query, or of a statement with RETURNING."""
+        with self.lock:
+            self._check()
+            try:
+                row: Values | None = self._connection.execute(sql, values).fetchone()
+            except (sqlite3.Error, UnicodeEncodeError, OverflowError) as exc:
+                raise self._translated(exc) from exc
+            return row
+
+    def all(self, sql: str, values: Sequence[Any] = ()) -> list[Values]:
+        """All rows of a query."""
+        with self.lock:
+            self._check()
+            try:
+                return self._connection.execute(sql, values).fetchall()
+            except (sqlite3.Error, UnicodeEncodeError, OverflowError) as exc:
+                raise self._translated(exc) from exc
+
+    def run(self, sql: str, values: Sequence[Any] = ()) -> int:
+        """Execute a change; returns how many rows it changed."""
+        with self.lock:
+            self._check()
+            try:
+                return self._connection.execute(sql, values).rowcount
+            except (sqlite3.Error, UnicodeEncodeError, OverflowError) as exc:
+                raise self._translated(exc) from exc
+
+    def insert(self, sql: str, values: Sequence[Any]) -> int:
+        """Insert one row; returns its row id."""
+        with self.lock:
+            self._check()
+            try:
+                return self._connection.execute(sql, values).lastrowid or 0
+            except (sqlite3.Error, UnicodeEncodeError, OverflowError) as exc:
+                raise self._translated(exc) from exc
+
+    def after_commit(self, effect: Callable[[], None]) -> None:
+        """Call *effect* when the present transaction is committed, without the lock.
+
+        Must be called inside a transaction. A rollback forgets it.
+        """
+        self._after.append(effect)
+
+    def on_rollback(self, effect: Callable[[], None]) -> None:
+        """Call *effect* at every rollback, with the lock held: drop what was kept in memory."""
+        self._on_rollback.append(effect)
+
+    def close(self) -> None:
+        """Close the connection; later calls raise UnusableError. Closing again is a success."""
+        with self.lock:
+            try:
+                self._connection.close()
+            except sqlite3.Error as exc:
+                raise from_sqlite(exc, self.path) from exc
+
+    def moment(self) -> int:
+        """Wall-clock time in ns, but greater than any before in this process: an order of rows."""
+        with self.lock:
+            self._moment = max(time.time_ns(), self._moment + 1)
+            return self._moment
+
+    def begin(self, *, joins: bool) -> None:
+        """Take the lock and start a transaction or an inner one; `_Transaction` only."""
+        self.lock.acquire()
+        try:
+            if self._depth == 0:
+                self._connection.execute("BEGIN IMMEDIATE")
+                self.serial += 1
+            elif not joins:
+                self._check()
+                self._connection.execute("SAVEPOINT inner_one")
+        except sqlite3.Error as exc:
+            failure = self._translated(exc)
+            self.lock.release()
+            raise failure from exc
+        except BaseException:
+            # A signal's exception may come just after BEGIN.
+            if self._depth == 0 and self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            self.lock.release()
+            raise
+        self._marks.append(_JOINED if self._depth and joins else len(self._after))
+        self._depth += 1
+
+    def end(self, *, is_failed: bool) -> None:
+        """Finish what `begin` began; `_Transaction` only.
+
+        Raises:
+            CkptError: it could not be committed, and was rolled back.
+        """
+        effects: list[Callable[[], None]] = []
+        try:
+            self._depth -= 1
+            mark = self._marks.pop()
+            if mark == _JOINED:
+                return
+            if is_failed or self._undone is not None:
+                self._roll_back(mark, is_failed=is_failed)
+            elif self._depth:
+                self._connection.execute("RELEASE inner_one")
+            else:
+                self._commit()
+                effects, self._after = self._after, []
+        except sqlite3.Error as exc:
+            raise self._translated(exc) from exc
+        finally:
+            self.lock.release()
+        for effect in effects:
+            effect()
+
+    def _commit(self) -> None:
+        try:
+            self._connection.execute("COMMIT")
+        except sqlite3.Error as exc:
+            failure = self._translated(exc)
+            self._roll_back(0, is_failed=True)
+            raise failure from exc
+
+    def _roll_back(self, mark: int, *, is_failed: bool) -> None:
+        """Undo the present transaction or savepoint; it was left at `_depth`."""
+        del self._after[mark:]
+        for effect in self._on_rollback:
+            effect()
+        undone = self._undone
+        if self._depth == 0:
+            self._undone = None
+        # A full disk or an I/O error may have rolled back everything already.
+        if self._connection.in_transaction:
+            if self._depth:
+                self._connection.execute("ROLLBACK TO inner_one")
+                self._connection.execute("RELEASE inner_one")
+            else:
+                self._connection.execute("ROLLBACK")
+        if undone is not None and not is_failed:
+            # The failure was swallowed inside: its caller must not take this for a success.
+            raise undone
+
+    def _check(self) -> None:
+        """Refuse statements in a transaction that SQLite itself rolled back.
+
+        They would be transactions of their own, each committed at once.
+        """
+        if self._undone is not None:
+            raise self._undone
+
+    def _translated(self, error: Exception) -> CkptError:
+        if isinstance(error, UnicodeEncodeError):
+            msg = f"name is not UTF-8: {error.object!r}"
+            return InvalidNameError(msg, subject=repr(error.object), errno_value=errno.EILSEQ)
+        if isinstance(error, OverflowError):
+            return UnusableError(f"number is too large for the spool: {error}", subject=self.path)
+        if not isinstance(error, sqlite3.Error):
+            msg = f"not an error of SQLite: {error!r}"
+            raise TypeError(msg)
+        failure = from_sqlite(error, self.path)
+        try:
+            is_undone = self._depth > 0 and not self._connection.in_transaction
+        except sqlite3.ProgrammingError:
+            is_undone = False
+        if is_undone:
+            self._undone = failure
+        return failure
+
+
+class _Transaction:
+    """The context manager that `Database.transaction` is; it keeps nothing itself."""
+
+    __slots__ = ("_database", "_joins")
+
+    def __init__(self, database: Database, *, joins: bool) -> None:
+        self._database = database
+        self._joins = joins
+
+    def __enter__(self) -> None:
+        self._database.begin(joins=self._joins)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._database.end(is_failed=kind is not None)

@@ -1,0 +1,88 @@
+"""The one translation of SQLite's and the system's errors into ckptgate's; any thread."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from typing import Final
+
+from ckptgate.errors import BusyError, CkptError, ExistsError, FullError, UnusableError, UsageError
+
+__all__ = ["from_os", "from_sqlite"]
+
+_FREE_HINT: Final = "free space, or name another directory with --spool; nothing staged was lost"
+_KEEP_HINT: Final = "keep the directory as evidence, and name another one with --spool"
+_TAKEN: Final = frozenset(
+    {
+        sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY,
+        sqlite3.SQLITE_CONSTRAINT_ROWID,
+        sqlite3.SQLITE_CONSTRAINT_UNIQUE,
+    }
+)
+_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def from_sqlite(error: sqlite3.Error, path: str) -> CkptError:
+    """What *error*, raised by the database file *path*, means to a caller.
+
+    An I/O error on a full file system is a full disk: SQLite says so for its own writes, but not
+    where it extends the shared index.
+    """
+    # The lowest eight bits are the error's class, the rest its details.
+    extended = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+    match extended & 0xFF:
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            msg = f"the spool's database is in use by another process for too long: {path}"
+            return BusyError(msg, subject=path, hint=f"fuser -v {path}")
+        case sqlite3.SQLITE_FULL:
+            return _full(path)
+        case sqlite3.SQLITE_IOERR if _is_full(path):
+            return _full(path)
+        case sqlite3.SQLITE_READONLY:
+            msg = f"the spool's database cannot be written: {path} ({error})"
+            return UnusableError(
+                msg, subject=path, hint="chown or remount the spool", errno_value=errno.EROFS
+            )
+        case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
+            msg = f"the spool's database cannot be opened: {path} ({error})"
+            return UnusableError(
+                msg,
+                subject=path,
+                hint="check the spool's owner and modes",
+                errno_value=errno.EACCES,
+            )
+        case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
+            msg = f"the spool's database is damaged or no database: {path} ({error})"
+            return UnusableError(msg, subject=path, hint=_KEEP_HINT)
+        case sqlite3.SQLITE_CONSTRAINT if extended in _TAKEN:
+            return ExistsError(f"the spool has such a row already: {error}", subject=path)
+        case sqlite3.SQLITE_CONSTRAINT:
+            return UsageError(f"the spool takes no such value: {error}", subject=path)
+        case _:
+            return UnusableError(f"the spool's database failed: {path} ({error})", subject=path)
+
+
+def from_os(error: OSError, path: str, doing: str) -> CkptError:
+    """What the system's *error* means that came up while *doing* something with *path*."""
+    if error.errno in _FULL_ERRNOS:
+        return _full(path)
+    msg = f"cannot {doing}: {path}: {error.strerror or error}"
+    return UnusableError(
+        msg,
+        subject=path,
+        hint="check its owner and modes, or name another directory with --spool",
+        errno_value=error.errno or errno.EIO,
+    )
+
+
+def _full(path: str) -> FullError:
+    return FullError(f"no space is left for the spool: {path}", subject=path, hint=_FREE_HINT)
+
+
+def _is_full(path: str) -> bool:
+    try:
+        found = os.statvfs(os.path.dirname(path))
+    except OSError:
+        return False
+    return found.f_bavail == 0

@@ -1,0 +1,131 @@
+"""Files by id: their rows, and where their bytes lie. See `ports.spool.Files`.
+
+Thread rule: any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from functools import partial
+from typing import Any, Final
+
+from ckptgate.errors import MissingError
+from ckptgate.model.states import FileState, advance_file
+from ckptgate.ports.spool import FileRow, LocalBytes, NodeRow
+from ckptgate_adapters.sqlite_spool.connection import Database
+from ckptgate_adapters.sqlite_spool.numbers import Numbers
+from ckptgate_adapters.sqlite_spool.rows import FILES, NODES
+
+__all__ = ["DATA_DIR", "DATA_FANOUT", "FilePart"]
+
+_log = logging.getLogger(__name__)
+
+DATA_DIR: Final = "data"
+DATA_FANOUT: Final = 256
+"""Spool files lie in so many directories, by file id."""
+
+_NODE_WIDTH: Final = len(NODES.columns.split(", "))
+_TREE_FILES: Final = (
+    "WITH RECURSIVE walk (path, ino) AS ("  # noqa: S608 - own columns
+    " SELECT m.name, m.ino FROM attempts AS a JOIN names AS m ON m.parent = a.root WHERE a.id = ?"
+    " UNION ALL"
+    " SELECT w.path || '/' || m.name, m.ino FROM walk AS w JOIN names AS m ON m.parent = w.ino)"
+    f" SELECT w.path, {NODES.qualified('n')}, {FILES.qualified('f')}"
+    " FROM walk AS w JOIN nodes AS n ON n.ino = w.ino JOIN files AS f ON f.file = n.file"
+    " ORDER BY w.path"
+)
+
+
+class FilePart:
+    """Bytes by file id."""
+
+    _db: Database
+    _data: str
+    _file_numbers: Numbers
+
+    def add_file(
+        self, *, local: LocalBytes = LocalBytes.FULL, state: FileState = FileState.OPEN
+    ) -> FileRow:
+        row = FileRow(file=self._file_numbers.take(), state=state, local=local)
+        self._db.run(FILES.insert, FILES.values(row, row.file))
+        return row
+
+    def file(self, file: int) -> FileRow | None:
+        row = self._db.one(FILES.by_key, (file,))
+        return None if row is None else FILES.build(row)
+
+    def update_file(self, file: int, **changes: object) -> FileRow:
+        """See `ports.spool.Files.update_file`.
+
+        Raises:
+            MissingError: there is no such file.
+            RefusedError: the change of state is illegal; nothing was changed.
+        """
+        with self._db.joined:
+            sql, values = FILES.update(changes) if changes else (FILES.by_key, [])
+            if "state" in changes:
+                _check_state(self._db, file, changes["state"])
+            row = self._db.one(sql, (*values, file))
+        if row is None:
+            raise _missing(file)
+        return FILES.build(row)
+
+    def drop_file(self, file: int) -> None:
+        with self._db.transaction:
+            self._db.run(FILES.delete, (file,))
+            # After the commit only: a rollback brings the row back, but never the bytes.
+            self._db.after_commit(partial(_remove, self.data_path(file)))
+
+    def files_of_attempt(self, attempt: int) -> list[tuple[str, NodeRow, FileRow]]:
+        cut = 1 + _NODE_WIDTH
+        return [
+            (row[0], NODES.build(row[1:cut]), FILES.build(row[cut:]))
+            for row in self._db.all(_TREE_FILES, (attempt,))
+        ]
+
+    def nodes_of_file(self, file: int) -> list[NodeRow]:
+        rows = self._db.all(f"{NODES.select} WHERE file = ? ORDER BY ino", (file,))
+        return [NODES.build(row) for row in rows]
+
+    def data_path(self, file: int) -> str:
+        return f"{self._data}/{file % DATA_FANOUT:02x}/{file}"
+
+    def drop_orphans(self) -> int:
+        """Remove spool files without a row, left by a crash; returns how many.
+
+        Only for a process that holds the spool's lock, before anybody else has the spool open:
+        whoever stages a file makes it before its row is committed.
+        """
+        known = {row[0] for row in self._db.all("SELECT file FROM files")}
+        count = 0
+        for directory in range(DATA_FANOUT):
+            with os.scandir(f"{self._data}/{directory:02x}") as found:
+                for entry in found:
+                    if not entry.name.isdecimal() or int(entry.name) not in known:
+                        _remove(entry.path)
+                        count += 1
+        if count:
+            _log.info("orphans-removed spool=%s count=%d", self._data, count)
+        return count
+
+
+def _check_state(db: Database, file: int, new: Any) -> None:
+    row = db.one("SELECT state FROM files WHERE file = ?", (file,))
+    if row is None:
+        raise _missing(file)
+    advance_file(FileState(row[0]), FileState(new))
+
+
+def _missing(file: int) -> MissingError:
+    return MissingError(f"file {file} is not in the spool", subject=str(file))
+
+
+def _remove(path: str) -> None:
+    """Remove a spool file; what can't be removed is an orphan, and no reason to fail."""
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+    except OSError as exc:
+        _log.warning("spool-file-not-removed path=%s error=%s", path, exc)

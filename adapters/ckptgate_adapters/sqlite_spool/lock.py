@@ -1,0 +1,155 @@
+"""Who runs a spool: one exclusive flock(2), and who has it.
+
+The lock belongs to the open file description: it ends when its holder dies, however it dies. With
+*is_inheritable* it lives until also the last child that got the descriptor is gone.
+
+Thread rule: one thread at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import socket
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Final, cast
+
+from ckptgate.errors import BusyError
+from ckptgate_adapters.sqlite_spool.failures import from_os
+
+__all__ = ["LOCK_FILE", "SpoolLock"]
+
+_log = logging.getLogger(__name__)
+
+LOCK_FILE: Final = "lock"
+_HOLDER_BYTES_MAX: Final = 4096
+
+
+class SpoolLock:
+    """The exclusive right to run the spool *path*; a context manager.
+
+    Args:
+        path: the spool's directory.
+        mountpoint: where its holder mounts it, told to whoever comes second.
+        is_inheritable: children that are started with the descriptor `fd` hold the lock, too.
+    """
+
+    def __init__(self, path: str, *, mountpoint: str = "", is_inheritable: bool = False) -> None:
+        self._path: Final = os.path.join(path, LOCK_FILE)
+        self._spool: Final = path
+        self._mountpoint: Final = mountpoint
+        self._is_inheritable: Final = is_inheritable
+        self._fd = -1
+
+    @property
+    def fd(self) -> int:
+        """The descriptor that holds the lock, -1 while it isn't held."""
+        return self._fd
+
+    def acquire(self) -> None:
+        """Take the lock, without waiting. Taking it twice is a success.
+
+        Raises:
+            BusyError: another one has it; the message says who.
+            UnusableError: the spool is missing or can't be written.
+            FullError: no space for the lock file.
+        """
+        if self._fd >= 0:
+            return
+        try:
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as exc:
+            raise from_os(exc, self._path, "lock the spool") from exc
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._write_holder(fd)
+            os.set_inheritable(fd, self._is_inheritable)
+        except BlockingIOError as exc:
+            os.close(fd)
+            raise self._busy() from exc
+        except OSError as exc:
+            os.close(fd)
+            raise from_os(exc, self._path, "lock the spool") from exc
+        self._fd = fd
+
+    def release(self) -> None:
+        """Give the lock back. The file stays: removing it would let two hold 'the' lock."""
+        if self._fd < 0:
+            return
+        fd, self._fd = self._fd, -1
+        if not self._is_inheritable:
+            with contextlib.suppress(OSError):
+                os.ftruncate(fd, 0)
+        os.close(fd)
+
+    def holder(self) -> dict[str, Any] | None:
+        """Who has the lock (`pid`, `host`, `since`, `mountpoint`), None if nobody has it.
+
+        Empty if it is held by one that has not said yet who it is.
+        """
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as exc:
+            raise from_os(exc, self._path, "read the spool's lock") from exc
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _decoded(os.pread(fd, _HOLDER_BYTES_MAX, 0))
+        else:
+            return None
+        finally:
+            os.close(fd)
+
+    def __enter__(self) -> SpoolLock:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def _write_holder(self, fd: int) -> None:
+        text = json.dumps(
+            {
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+                "since": datetime.now(UTC)
+                .isoformat(timespec="milliseconds")
+                .replace("+00:00", "Z"),
+                "mountpoint": self._mountpoint,
+            }
+        )
+        try:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, text.encode() + b"\n", 0)
+        except OSError as exc:
+            # Holding the lock is what counts; on a full disk it must still be possible.
+            _log.warning("lock-holder-not-written path=%s error=%s", self._path, exc)
+
+    def _busy(self) -> BusyError:
+        holder = self.holder() or {}
+        pid, point = holder.get("pid"), holder.get("mountpoint")
+        who = f"process {pid}" if pid else "another process"
+        where = f", mounted on {point}" if point else ""
+        since = f", since {holder['since']}" if "since" in holder else ""
+        hint = f"ckptgate umount {point}" if point else "name another directory with --spool"
+        msg = f"the spool {self._spool} is in use by {who}{where}{since}"
+        return BusyError(msg, subject=self._spool, hint=hint)
+
+
+def _decoded(data: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+    except ValueError:
+        return {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}

@@ -1,0 +1,214 @@
+"""Putting the tree of a committed checkpoint into the spool.
+
+It owns the rule that what is visible is exactly the manifest: nodes that aren't in it lose their
+names, bytes that aren't its bytes are not kept. Node numbers of what stays never change.
+
+Thread rule: any thread of either process; one transaction.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Final
+
+from ckptgate.engine.manifests import load_manifest, small_chunks
+from ckptgate.engine.sharedtree import DEFAULT_DIR_MODE, TreeWriter
+from ckptgate.model.documents import EntryType, FileEntry, Manifest
+from ckptgate.model.ids import check_checkpoint_name
+from ckptgate.model.layout import full_key
+from ckptgate.model.states import AttemptState, FileState
+from ckptgate.ports.spool import AttemptRow, FileRow, LocalBytes, NodeKind, NodeRow, Spool
+
+__all__ = ["adopt", "load_manifest"]
+
+_log = logging.getLogger(__name__)
+
+_LOST: Final = frozenset({AttemptState.ABORTED, AttemptState.ABANDONED})
+_DIGESTED: Final = frozenset({FileState.DIGESTED, FileState.STORED})
+
+
+def adopt(
+    spool: Spool,
+    run: str,
+    run_ino: int,
+    manifest: Manifest,
+    digest: str,
+    *,
+    seal_index: int = -1,
+) -> AttemptRow:
+    """Make the committed checkpoint's tree exactly *manifest*; its row, which is committed then.
+
+    Local files whose digest is the manifest's are kept with their bytes; all others have none here
+    yet. Another committed attempt of that name becomes replaced. Idempotent.
+
+    Args:
+        spool: where to.
+        run: the run's path.
+        run_ino: the run's node.
+        manifest: as `load_manifest` returned it.
+        digest: of the manifest's bytes, as its COMMIT names it.
+        seal_index: of its SEAL in the log, -1 to leave what is known.
+    """
+    with spool.transaction():
+        row = spool.attempt_by_id(run, manifest.attempt)
+        if row is not None and row.state is AttemptState.COMMITTED and row.manifest == digest:
+            return row
+        if row is not None and row.state in _LOST:
+            # This node gave it up, others committed it: what is here stays as evidence.
+            spool.update_attempt(row.id, attempt="")
+            row = None
+        if row is None:
+            row = _add_row(spool, run, run_ino, manifest)
+        for other in spool.attempts(run=run, name=manifest.name, states=(AttemptState.COMMITTED,)):
+            if other.id != row.id:
+                spool.update_attempt(other.id, state=AttemptState.REPLACED)
+        _Adoption(spool, row, manifest).fill()
+        return spool.update_attempt(
+            row.id,
+            state=AttemptState.COMMITTED,
+            name=check_checkpoint_name(manifest.name),
+            manifest=digest,
+            format_name=manifest.format_name,
+            world_size=manifest.world_size,
+            seal_index=seal_index if seal_index >= 0 else row.seal_index,
+            reason="",
+            missing=(),
+        )
+
+
+def _add_row(spool: Spool, run: str, run_ino: int, manifest: Manifest) -> AttemptRow:
+    above = spool.node(run_ino)
+    newest = max((entry.mtime_ns for entry in manifest.entries), default=0)
+    root = spool.add_node(
+        NodeRow(
+            ino=0,
+            kind=NodeKind.DIR,
+            attempt=None,
+            mode=DEFAULT_DIR_MODE if above is None else above.mode,
+            uid=0 if above is None else above.uid,
+            gid=0 if above is None else above.gid,
+            size=0,
+            mtime_ns=newest,
+            ctime_ns=newest,
+        )
+    )
+    row = spool.add_attempt(
+        AttemptRow(
+            id=0,
+            run=run,
+            run_ino=run_ino,
+            name=manifest.name,
+            attempt=manifest.attempt,
+            job_key="",
+            generation=manifest.generation,
+            state=AttemptState.OPEN,
+            root=root.ino,
+            created_ns=newest,
+            write_ns=newest,
+        )
+    )
+    spool.update_node(root.ino, attempt=row.id)
+    return row
+
+
+class _Adoption:
+    """One adoption, inside its transaction."""
+
+    def __init__(self, spool: Spool, row: AttemptRow, manifest: Manifest) -> None:
+        self._spool = spool
+        self._run = row.run
+        self._manifest = manifest
+        root = spool.node(row.root)
+        if root is None:  # its tree was removed: begin with an empty one under the old number
+            root = spool.add_node(_empty_root(row))
+        self._files = {path: file for path, _, file in spool.files_of_attempt(row.id)}
+        self._writer = TreeWriter(spool, row.id, root, root.mtime_ns, dict(spool.tree(row.id)))
+        self._modes = {e.path: e for e in manifest.entries if e.type is EntryType.DIR}
+
+    def fill(self) -> None:
+        """Make the tree what the manifest says."""
+        wanted = {entry.path: entry for entry in self._manifest.entries}
+        above = {path[:at] for path in wanted for at, c in enumerate(path) if c == "/"}
+        for path in sorted(self._writer.nodes, reverse=True):
+            if not self._stays(path, wanted.get(path), above):
+                self._writer.remove(path)
+        for entry in self._manifest.entries:
+            node = self._writer.nodes.get(entry.path)
+            if node is None:
+                self._add(entry)
+            else:
+                self._keep(node, entry)
+
+    def _stays(self, path: str, entry: FileEntry | None, above: set[str]) -> bool:
+        node = self._writer.nodes[path]
+        if entry is None:
+            return node.kind is NodeKind.DIR and path in above
+        if node.kind.value != entry.type.value:
+            return False
+        if entry.type is EntryType.SYMLINK:
+            return node.target == entry.target
+        file = self._files.get(path)
+        return entry.type is EntryType.DIR or (
+            file is not None and file.state in _DIGESTED and file.digest == entry.digest
+        )
+
+    def _keep(self, node: NodeRow, entry: FileEntry) -> None:
+        file = self._files.get(entry.path)
+        if file is not None:
+            self._keep_bytes(file, entry)
+        kept = dataclasses.replace(
+            node,
+            mode=entry.mode,
+            uid=entry.uid,
+            gid=entry.gid,
+            size=entry.size,
+            mtime_ns=entry.mtime_ns,
+        )
+        if kept != node:
+            self._spool.update_node(
+                node.ino,
+                mode=entry.mode,
+                uid=entry.uid,
+                gid=entry.gid,
+                size=entry.size,
+                mtime_ns=entry.mtime_ns,
+            )
+
+    def _keep_bytes(self, file: FileRow, entry: FileEntry) -> None:
+        key = full_key(self._run, entry.key)
+        if file.state is not FileState.STORED or file.key != key:
+            self._spool.update_file(file.file, state=FileState.STORED, key=key)
+
+    def _add(self, entry: FileEntry) -> None:
+        parent = self._writer.parent_of(entry.path, self._modes)
+        if parent is None:
+            # `load_manifest` refuses such a manifest; this one came from somewhere else.
+            msg = f"manifest of {self._manifest.attempt!r} has {entry.path!r} below a file"
+            raise ValueError(msg)
+        file: int | None = None
+        if entry.type is EntryType.FILE:
+            file = self._spool.add_file(local=LocalBytes.NONE, state=FileState.STORED).file
+            self._spool.update_file(
+                file,
+                size=entry.size,
+                digest=entry.digest,
+                chunks=small_chunks(entry),
+                key=full_key(self._run, entry.key),
+                evidence=entry.evidence,
+            )
+        self._writer.add_entry(parent, entry, file)
+
+
+def _empty_root(row: AttemptRow) -> NodeRow:
+    return NodeRow(
+        ino=row.root,
+        kind=NodeKind.DIR,
+        attempt=row.id,
+        mode=DEFAULT_DIR_MODE,
+        uid=0,
+        gid=0,
+        size=0,
+        mtime_ns=row.created_ns,
+        ctime_ns=row.created_ns,
+    )

@@ -1,0 +1,108 @@
+"""Incidents that a person must be able to find later: late members, failed verifications, aborts.
+
+They are one JSON object a line in `<spool>/events.jsonl`, which both processes append to, or a list
+in memory. Recording never fails: what cannot be written is logged and kept in memory.
+
+Thread rule: any thread of any process (one `write` with O_APPEND a line).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from typing import Final
+
+import msgspec
+
+from ckptgate.ports.clock import Clock
+
+__all__ = ["Event", "Events"]
+
+_log = logging.getLogger(__name__)
+
+FILE_BYTES_MAX: Final = 8 * 1024 * 1024
+"""At this size the file is renamed to `events.jsonl.1` (the previous one goes) and begun anew."""
+TAIL_BYTES: Final = 512 * 1024
+"""How much of the file's end `recent` looks at."""
+DETAIL_CHARS_MAX: Final = 4096
+MEMORY_MAX: Final = 1000
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """An incident.
+
+    Attributes:
+        at: UTC, RFC 3339, "" where no clock was given.
+        kind: stable name (`late-member`, `verify-failed`, ...).
+        subject: what it is about.
+        detail: one line for people.
+    """
+
+    at: str
+    kind: str
+    subject: str
+    detail: str
+
+
+class Events:
+    """Where incidents are recorded. Any thread."""
+
+    def __init__(self, path: str | None = None, *, clock: Clock | None = None) -> None:
+        self._path = path
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._memory: deque[Event] = deque(maxlen=MEMORY_MAX)
+
+    def record(self, kind: str, subject: str, detail: str) -> None:
+        """Record an incident and log it as a warning. Never fails."""
+        at = self._clock.now() if self._clock else ""
+        event = Event(at=at, kind=kind, subject=subject, detail=detail[:DETAIL_CHARS_MAX])
+        _log.warning("%s subject=%s detail=%s", kind, subject, event.detail)
+        with self._lock:
+            if self._path is None or not self._write(self._path, event):
+                self._memory.append(event)
+
+    def recent(self, n: int) -> list[Event]:
+        """The last *n* incidents, oldest first; lines that are torn or edited are left out."""
+        with self._lock:
+            kept = list(self._memory)
+        if self._path is not None:
+            kept = [*_read_tail(self._path), *kept]
+        return kept[-n:] if n > 0 else []
+
+    @staticmethod
+    def _write(path: str, event: Event) -> bool:
+        line = msgspec.json.encode(event) + b"\n"
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            try:
+                size = os.fstat(fd).st_size
+                is_whole = os.write(fd, line) == len(line)
+            finally:
+                os.close(fd)
+            if size > FILE_BYTES_MAX:
+                os.replace(path, f"{path}.1")
+        except OSError as exc:
+            # An incident must not hide behind the failure to write it down.
+            _log.warning("event-not-written path=%s error=%s", path, exc)
+            return False
+        return is_whole
+
+
+def _read_tail(path: str) -> list[Event]:
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL_BYTES))
+            lines = file.read(TAIL_BYTES).split(b"\n")
+    except OSError:
+        return []
+    events: list[Event] = []
+    for line in lines[1:] if size > TAIL_BYTES else lines:
+        try:
+            events.append(msgspec.json.decode(line, type=Event))
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            continue
+    return events

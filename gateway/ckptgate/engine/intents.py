@@ -1,0 +1,207 @@
+"""Which attempt of a checkpoint a member takes part in.
+
+It owns the choice: the attempt with the highest number is joined if it is open and of the same
+shared job key, else the next number is taken by put-if-absent; who loses that race looks again.
+
+Thread rule: any thread of either process; no lock is held over a store call.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ckptgate.engine.runlog import RunLogs
+from ckptgate.errors import ExistsError, IntegrityError, MissingError, TransientStoreError
+from ckptgate.model.documents import MAX_DOCUMENT_BYTES, Intent, decode, encode
+from ckptgate.model.ids import make_attempt_id, split_attempt_id
+from ckptgate.model.jobkey import OUTSIDE, JobKey
+from ckptgate.model.layout import intent_key
+from ckptgate.model.rules import AttemptPhase, AttemptView, RunState
+from ckptgate.ports.clock import Clock, Ids
+from ckptgate.ports.spool import AttemptRow, Spool
+from ckptgate.ports.store import Records
+
+__all__ = ["Intents", "parse_key"]
+
+CLAIMS_MAX: Final = 256
+"""How often the race for a new attempt's number may be lost before the caller comes again."""
+CLAIM_DELAY_S: Final = 0.02
+
+
+class Intents:
+    """The intents of attempts in the store. Any thread."""
+
+    def __init__(
+        self,
+        *,
+        store: Records,
+        spool: Spool,
+        logs: RunLogs,
+        clock: Clock,
+        ids: Ids,
+        member: str,
+    ) -> None:
+        self._store = store
+        self._spool = spool
+        self._logs = logs
+        self._clock = clock
+        self._ids = ids
+        self._member = member
+
+    def claim(self, row: AttemptRow, key: JobKey, generation: int) -> AttemptRow:
+        """Give the row its attempt: one that is joined, or a new one; the log must be fresh.
+
+        Raises:
+            TransientStoreError: the store did not answer, or too many others were faster.
+            IntegrityError: an intent is torn or edited.
+        """
+        for lost in range(CLAIMS_MAX):
+            proposed = self._proposed(row)
+            if proposed is None:
+                newest, intent = self._newest_intent(row.run, row.name)
+                if intent is not None and self._may_join(row, key, intent):
+                    proposed = intent
+                else:
+                    proposed = self._propose(row, key, generation, newest + 1)
+            if proposed.member == self._member and not self._create_intent(row, proposed):
+                self._pause(lost)
+                continue
+            claimed = self._record_claim(row, proposed.attempt)
+            if claimed is not None:
+                return claimed
+        msg = f"{CLAIMS_MAX} numbers in a row of {row.run}/{row.name} went to other members"
+        raise TransientStoreError(msg, subject=row.name)
+
+    def _propose(self, row: AttemptRow, key: JobKey, generation: int, k: int) -> Intent:
+        """Record the intent before it is written: after a crash the same bytes are tried again."""
+        intent = Intent(
+            attempt=make_attempt_id(row.name, k),
+            job_key=str(key),
+            is_shared=key.is_shared,
+            generation=generation,
+            member=self._member,
+            created_at=self._clock.now(),
+            world_size=row.world_size,
+            base=self._base_of(row),
+        )
+        self._spool.set_meta(_meta_key(row), encode(intent).decode())
+        return intent
+
+    def _proposed(self, row: AttemptRow) -> Intent | None:
+        text = self._spool.get_meta(_meta_key(row))
+        if not text:
+            return None
+        return decode(text.encode(), Intent, subject=f"spool {_meta_key(row)}")
+
+    def _create_intent(self, row: AttemptRow, intent: Intent) -> bool:
+        """Whether the store has exactly this intent; False: its number went to another."""
+        try:
+            self._store.create(intent_key(row.run, intent.attempt), encode(intent))
+        except ExistsError:
+            self._spool.set_meta(_meta_key(row), "")
+            return False
+        return True
+
+    def _record_claim(self, row: AttemptRow, attempt: str) -> AttemptRow | None:
+        """Write the attempt's id into the row; None: another row of this spool has it."""
+        with self._spool.transaction():
+            self._spool.set_meta(_meta_key(row), "")
+            holder = self._spool.attempt_by_id(row.run, attempt)
+            if holder is not None and holder.id != row.id:
+                return None
+            return self._spool.update_attempt(row.id, attempt=attempt)
+
+    def _may_join(self, row: AttemptRow, key: JobKey, intent: Intent) -> bool:
+        if not (key.is_shared and intent.is_shared and intent.job_key == str(key)):
+            return False
+        # A revision and a new save of the same name must not be mixed.
+        if intent.base != self._base_of(row):
+            return False
+        holder = self._spool.attempt_by_id(row.run, intent.attempt)
+        return (holder is None or holder.id == row.id) and self._is_open(row.run, intent)
+
+    def _is_open(self, run: str, intent: Intent) -> bool:
+        """Whether members may still join: not closed, not decided, not fenced off."""
+
+        def judge(state: RunState) -> bool:
+            view = state.attempts.get(intent.attempt)
+            if view is not None:
+                return view.state is AttemptPhase.SEALED
+            return intent.generation == state.generation
+
+        return self._logs.get(run).look(judge)
+
+    def _newest_intent(self, run: str, name: str) -> tuple[int, Intent | None]:
+        """The highest number of an attempt at *name* and its intent; (-1, None) if none is there.
+
+        The numbers are dense, so they are read upwards until one is absent. What the log knows
+        saves reading the first ones.
+        """
+        start = self._logs.get(run).look(lambda state: _highest_known(state, name))
+        intent = self._intent(run, make_attempt_id(name, start)) if start >= 0 else None
+        k = start if intent is not None else -1
+        while True:
+            following = self._intent(run, make_attempt_id(name, k + 1))
+            if following is None:
+                return k, intent
+            k, intent = k + 1, following
+
+    def _intent(self, run: str, attempt: str) -> Intent | None:
+        key = intent_key(run, attempt)
+        try:
+            data = self._store.get(key, limit=MAX_DOCUMENT_BYTES)
+        except MissingError:
+            return None
+        intent = decode(data, Intent, subject=key)
+        if intent.attempt != attempt:
+            msg = f"{key} says that it is attempt {intent.attempt!r}"
+            raise IntegrityError(msg, subject=key)
+        return intent
+
+    def _base_of(self, row: AttemptRow) -> str:
+        base = self._spool.attempt(row.base) if row.base is not None else None
+        return base.attempt if base is not None else ""
+
+    def open_intent(self, run: str, name: str, job_key: str) -> Intent | None:
+        """The intent of the open attempt at *name* that this shared job began, None without one."""
+        _, newest = self._newest_intent(run, name)
+        candidates = [newest] if newest is not None else []
+        sealed = self._logs.get(run).look(
+            lambda state: [v.attempt for v in state.attempts.values() if _is_sealed_as(v, name)]
+        )
+        for attempt in reversed(sealed):
+            intent = self._intent(run, attempt)
+            if intent is not None and intent not in candidates:
+                candidates.append(intent)
+        for intent in candidates:
+            is_ours = intent.is_shared and intent.job_key == job_key
+            if is_ours and self._is_open(run, intent):
+                return intent
+        return None
+
+    def _pause(self, lost: int) -> None:
+        if lost:
+            share = 0.5 + int(self._ids.suffix(), 16) / 2**33
+            self._clock.sleep(CLAIM_DELAY_S * min(lost, 32) * share)
+
+
+def parse_key(text: str) -> JobKey:
+    """The job key that a row's text is; nobody's for ""; IntegrityError if it is none."""
+    try:
+        return JobKey.parse(text) if text else OUTSIDE
+    except ValueError as exc:
+        raise IntegrityError(str(exc), subject=text) from exc
+
+
+def _meta_key(row: AttemptRow) -> str:
+    return f"joining-{row.id}"
+
+
+def _is_sealed_as(view: AttemptView, name: str) -> bool:
+    return view.state is AttemptPhase.SEALED and view.name == name
+
+
+def _highest_known(state: RunState, name: str) -> int:
+    """The highest number of an attempt made under this name that the log speaks of, or -1."""
+    made = (split_attempt_id(attempt) for attempt in state.attempts)
+    return max((k for made_as, k in made if made_as == name), default=-1)

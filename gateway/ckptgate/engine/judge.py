@@ -1,0 +1,198 @@
+"""What is missing to an attempt: closure over the members' votes, with the format's expected set.
+
+Everything is read from the store, so any survivor comes to the same result. What was read is kept
+per attempt, as long as no vote changes.
+
+Thread rule: the publisher's one thread.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ckptgate.engine.manifests import load_manifest
+from ckptgate.engine.runlog import RunLogs
+from ckptgate.errors import CkptError, MissingError, TransientStoreError
+from ckptgate.formats.base import FileView
+from ckptgate.formats.registry import recognise
+from ckptgate.model.closure import ExpectedSet, Missing, closure, merge_votes
+from ckptgate.model.documents import EntryType, FileEntry, Member, Vote
+from ckptgate.model.entries import SealEvent
+from ckptgate.model.layout import full_key
+from ckptgate.model.rules import RunState
+from ckptgate.ports.store import Store
+
+__all__ = ["Judge", "StoreTree", "Verdict"]
+
+VERDICTS_KEPT: Final = 16
+READ_BYTES_MAX: Final = 64 * 1024 * 1024
+"""At once from the store; formats read what they need in pieces."""
+
+
+@dataclass(frozen=True, slots=True)
+class _StoreView:
+    """A stored file as formats see it (`FileView`)."""
+
+    store: Store
+    key: str
+    size: int
+
+    def read(self, offset: int, length: int) -> bytes:
+        parts: list[bytes] = []
+        length = min(length, self.size - offset)
+        while length > 0:
+            part = self.store.read(self.key, offset, min(length, READ_BYTES_MAX))
+            if not part:
+                break
+            parts.append(part)
+            offset += len(part)
+            length -= len(part)
+        return b"".join(parts)
+
+
+class StoreTree:
+    """Files of voted entries, read from the store (`Tree`)."""
+
+    def __init__(self, store: Store, run: str, entries: Sequence[FileEntry]) -> None:
+        self._store = store
+        self._run = run
+        self._entries = {entry.path: entry for entry in entries if entry.type is EntryType.FILE}
+
+    def files(self) -> Mapping[str, int]:
+        """Path to size in bytes."""
+        return {path: entry.size for path, entry in self._entries.items()}
+
+    def open(self, path: str) -> FileView:
+        """The file's bytes. Raises MissingError."""
+        entry = self._entries.get(path)
+        if entry is None:
+            msg = f"no file {path!r} in the votes"
+            raise MissingError(msg, subject=path)
+        return _StoreView(self._store, full_key(self._run, entry.key), entry.size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the votes amount to.
+
+    Attributes:
+        entries: of the checkpoint, sorted by path.
+        missing: what keeps it from being whole; empty if it is.
+        format_name: of the framework, "" where none was recognised.
+        world_size: as the checkpoint itself says, None where unknown.
+    """
+
+    entries: tuple[FileEntry, ...]
+    missing: tuple[Missing, ...]
+    format_name: str
+    world_size: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    votes: frozenset[tuple[str, int]]
+    format_name: str
+    expected: ExpectedSet | None
+    problem: Missing | None
+
+
+class Judge:
+    """Says what is missing."""
+
+    def __init__(self, *, store: Store, logs: RunLogs) -> None:
+        self._store = store
+        self._logs = logs
+        self._known: OrderedDict[tuple[str, str], _Known] = OrderedDict()
+        self._paths: OrderedDict[tuple[str, str], frozenset[str]] = OrderedDict()
+
+    def assess(
+        self,
+        run: str,
+        attempt: str,
+        event: SealEvent,
+        members: Mapping[str, Member],
+        votes: Mapping[str, Vote],
+    ) -> Verdict:
+        """The verdict on these votes.
+
+        Raises:
+            TransientStoreError: the store did not answer.
+            IntegrityError: the run's log or a manifest in it is damaged.
+        """
+        entries, _ = merge_votes(votes)
+        known = self._what_format(run, attempt, entries, votes)
+        previous = None
+        if known.expected is None and event is SealEvent.QUIESCENCE:
+            previous = self._previous_paths(run)
+        missing = closure(
+            event=event,
+            members=members,
+            votes=votes,
+            expected=known.expected,
+            previous_paths=previous,
+        )
+        if known.problem is not None:
+            missing = (*missing, known.problem)
+        expected = known.expected
+        return Verdict(
+            entries=entries,
+            missing=missing,
+            format_name=known.format_name,
+            world_size=expected.world_size if expected else None,
+        )
+
+    def _what_format(
+        self,
+        run: str,
+        attempt: str,
+        entries: Sequence[FileEntry],
+        votes: Mapping[str, Vote],
+    ) -> _Known:
+        # A vote that isn't in the store yet (number 0 of our own) must not be taken for one.
+        seen = frozenset((member, hash(vote.entries)) for member, vote in votes.items())
+        known = self._known.get((run, attempt))
+        if known is None or known.votes != seen:
+            known = self._ask_format(run, entries, seen)
+            self._known[run, attempt] = known
+            while len(self._known) > VERDICTS_KEPT:
+                self._known.popitem(last=False)
+        return known
+
+    def _ask_format(
+        self, run: str, entries: Sequence[FileEntry], seen: frozenset[tuple[str, int]]
+    ) -> _Known:
+        tree = StoreTree(self._store, run, entries)
+        found = recognise(tree.files())
+        if found is None:
+            return _Known(seen, "", None, None)
+        try:
+            return _Known(seen, found.name, found.expected(tree), None)
+        except TransientStoreError:
+            raise
+        except CkptError as exc:
+            # What should say which files there are is itself damaged.
+            nothing = ExpectedSet(format_name=found.name, files={}, source=found.name)
+            return _Known(seen, found.name, nothing, Missing(f"what {found.name} needs: {exc}"))
+
+    def _previous_paths(self, run: str) -> frozenset[str] | None:
+        """Paths of the run's newest committed checkpoint that is good, None if there is none."""
+
+        def newest(state: RunState) -> tuple[str, str] | None:
+            for name, attempt in reversed(state.current.items()):
+                if name not in state.quarantined:
+                    return attempt, state.attempts[attempt].manifest
+            return None
+
+        found = self._logs.get(run).look(newest)
+        if found is None:
+            return None
+        key = (run, found[0])
+        if key not in self._paths:
+            manifest = load_manifest(self._store, run, *found)
+            self._paths[key] = frozenset(entry.path for entry in manifest.entries)
+            while len(self._paths) > VERDICTS_KEPT:
+                self._paths.popitem(last=False)
+        return self._paths[key]

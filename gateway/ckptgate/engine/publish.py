@@ -1,0 +1,354 @@
+"""From COMMIT to visible: the store's directories and pointers, and this spool's own tree.
+
+It owns the order of publication: the committed state is adopted here, made visible in the store
+under a lock that only saves work, then the derived pointers follow the folded log (read again after
+each write, so that they never go back), then PUBLISHED is appended. Deletions by users become
+RETIRE once the rules allow them.
+
+Thread rule: the publisher's one thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final, TypeVar
+
+from ckptgate.engine.adopt import adopt
+from ckptgate.engine.digest import Fingerprint
+from ckptgate.engine.manifests import load_manifest
+from ckptgate.engine.node import Node
+from ckptgate.engine.runlog import RunLog
+from ckptgate.engine.votes import Voter, is_shared_job, pending_value
+from ckptgate.errors import CkptError, IntegrityError, MissingError, RefusedError
+from ckptgate.model.documents import (
+    MAX_DOCUMENT_BYTES,
+    Manifest,
+    PointerKind,
+    PointerValue,
+    decode,
+    digest_of,
+)
+from ckptgate.model.entries import Entry, Point, Published, Retire
+from ckptgate.model.layout import join_key, manifest_key
+from ckptgate.model.rules import AttemptPhase, AttemptView, FoldedPointer, RunState
+from ckptgate.model.states import AttemptState
+from ckptgate.ports.spool import (
+    AttemptRow,
+    LocalBytes,
+    PendingKind,
+    PendingRow,
+    TombstoneRow,
+)
+from ckptgate.ports.store import PlainKind
+
+__all__ = ["Publication"]
+
+_log = logging.getLogger(__name__)
+
+POINTER_ROUNDS_MAX: Final = 8
+"""How often one pass follows pointers that move under its hands."""
+
+_UNDECIDED: Final = (AttemptState.OPEN, AttemptState.SEALED)
+
+_T = TypeVar("_T")
+
+
+class Publication:
+    """Makes visible what is committed, in the store and here."""
+
+    def __init__(self, node: Node, *, voter: Voter) -> None:
+        self._store = node.store
+        self._spool = node.spool
+        self._logs = node.logs
+        self._membership = node.membership
+        self._voter = voter
+        self._events = node.events
+        self._invalidations = node.invalidations
+        self._done_to: dict[str, int] = {}
+
+    def step(self, run: str) -> bool:
+        """One pass over a run whose log was refreshed; True if anything was done.
+
+        Raises:
+            CkptError: the store failed; the same is due at the next pass.
+        """
+        log = self._logs.get(run)
+        did = self._adopt_own(log)
+        if self._done_to.get(run) != log.state.length:
+            length = log.state.length
+            did = self._take_replaced(log) or did
+            did = self._publish_all(log) or did
+            did = self._unpublish_retired(log) or did
+            self._set_pointers(log)
+            self._done_to[run] = length
+        did = self._settle_pending(log) or did
+        return self._retire(log) or did
+
+    # This spool
+
+    def _adopt_own(self, log: RunLog) -> bool:
+        rows = self._spool.attempts(run=log.run, states=_UNDECIDED)
+        return _each(rows, lambda row: self._adopt_row(log, row))
+
+    def _adopt_row(self, log: RunLog, row: AttemptRow) -> bool:
+        view = self._view(log, row.attempt) if row.attempt else None
+        if view is None or view.state is not AttemptPhase.COMMITTED:
+            return False
+        if self._membership.check_late(row).state in _UNDECIDED:
+            self._adopt(log, row.run_ino, view)
+        self._invalidations.name(row.run_ino, row.name)
+        self._voter.forget(row.id)
+        return True
+
+    def _take_replaced(self, log: RunLog) -> bool:
+        """Names whose committed attempt is another one now, or none."""
+        rows = self._spool.attempts(run=log.run, states=(AttemptState.COMMITTED,))
+        return _each(rows, lambda row: self._take_replaced_row(log, row))
+
+    def _take_replaced_row(self, log: RunLog, row: AttemptRow) -> bool:
+        attempt = log.look(lambda state: state.current.get(row.name))
+        if attempt == row.attempt:
+            return False
+        view = self._view(log, attempt) if attempt else None
+        if view is not None:
+            self._adopt(log, row.run_ino, view)
+            return True
+        self._spool.update_attempt(row.id, state=AttemptState.REPLACED)
+        self._invalidations.name(row.run_ino, row.name)
+        return True
+
+    def _adopt(self, log: RunLog, run_ino: int, view: AttemptView) -> None:
+        is_current = log.look(lambda state: state.current.get(view.name) == view.attempt)
+        manifest = load_manifest(self._store, log.run, view.attempt, view.manifest)
+        with self._spool.transaction():
+            newer = self._spool.attempts(
+                run=log.run, name=view.name, states=(AttemptState.COMMITTED,)
+            )
+            row = adopt(
+                self._spool, log.run, run_ino, manifest, view.manifest, seal_index=view.seal_index
+            )
+            if not is_current:
+                # Committed, and replaced since: what replaced it stays what the name means.
+                self._spool.update_attempt(row.id, state=AttemptState.REPLACED)
+                for other in newer:
+                    if other.id != row.id:
+                        self._spool.update_attempt(other.id, state=AttemptState.COMMITTED)
+        _log.info("adopted run=%s attempt=%s name=%s", log.run, view.attempt, view.name)
+        self._invalidations.name(run_ino, view.name)
+        for name, folded in log.look(lambda state: dict(state.pointers)).items():
+            if folded.value.target == view.name:
+                self._invalidations.name(run_ino, name)
+
+    # The store
+
+    def _view(self, log: RunLog, attempt: str) -> AttemptView | None:
+        return log.look(lambda state: state.attempts.get(attempt))
+
+    def _publish_all(self, log: RunLog) -> bool:
+        def publish(attempt: str) -> bool:
+            with self._store.lock_run(log.run):
+                log.refresh()
+                if attempt not in log.look(_unpublished):
+                    return False
+                self._publish(log, attempt)
+                return True
+
+        return _each(log.look(_unpublished), publish)
+
+    def _publish(self, log: RunLog, attempt: str) -> None:
+        view = self._view(log, attempt)
+        assert view is not None, attempt
+        key = manifest_key(log.run, attempt, view.manifest)
+        try:
+            data = self._store.get(key, limit=MAX_DOCUMENT_BYTES)
+        except MissingError as exc:
+            msg = f"manifest {key} is missing, but the log says that it is committed"
+            raise IntegrityError(msg, subject=key) from exc
+        if digest_of(data) != view.manifest:
+            msg = f"manifest {key} is not the one that its COMMIT names"
+            raise IntegrityError(msg, subject=key, hint="restore it from a backup of the store")
+        self._store.publish(log.run, decode(data, Manifest, subject=key), data)
+        row = self._spool.attempt_by_id(log.run, attempt)
+        if row is not None:
+            self._take_link_times(row)
+        self._set_pointers_locked(log)
+
+        def decide(state: RunState) -> Entry | None:
+            is_due = attempt in _unpublished(state)
+            return Published(attempt=attempt) if is_due else None
+
+        log.append(decide)
+        _log.info("published run=%s attempt=%s name=%s", log.run, attempt, view.name)
+
+    def _take_link_times(self, row: AttemptRow) -> None:
+        """Publication gave the linked bytes the checkpoint's times: they are still these bytes."""
+        for _, node, file in self._spool.files_of_attempt(row.id):
+            if not file.is_linked or file.local is not LocalBytes.FULL:
+                continue
+            try:
+                seen = Fingerprint.of(self._spool.data_path(file.file))
+            except FileNotFoundError:
+                continue
+            is_touched = seen.mtime_ns == node.mtime_ns != file.mtime_ns
+            if is_touched and seen.size == file.size:
+                self._spool.update_file(file.file, mtime_ns=seen.mtime_ns, ctime_ns=seen.ctime_ns)
+
+    def _unpublish_retired(self, log: RunLog) -> bool:
+        did = False
+        for name, attempt in log.look(lambda state: list(state.retired.items())):
+            if self._store.published_attempt(log.run, name) == attempt:
+                self._store.unpublish(log.run, name, attempt)
+                _log.info("unpublished run=%s name=%s attempt=%s", log.run, name, attempt)
+                did = True
+        return did
+
+    def _set_pointers(self, log: RunLog) -> None:
+        if not log.look(_pointers):
+            return
+        with self._store.lock_run(log.run):
+            self._set_pointers_locked(log)
+
+    def _set_pointers_locked(self, log: RunLog) -> None:
+        """Write what differs, fold again, and correct: a pointer never stays behind the log."""
+        done: dict[str, PointerValue] = {}
+        for _ in range(POINTER_ROUNDS_MAX):
+            wanted = {
+                name: folded.value
+                for name, folded in log.look(_pointers).items()
+                if done.get(name) != folded.value
+            }
+            if not wanted:
+                return
+            for name, value in wanted.items():
+                if self._is_target_shown(log, value):
+                    self._set_pointer(log.run, value)
+                done[name] = value
+            log.refresh()
+
+    def _is_target_shown(self, log: RunLog, value: PointerValue) -> bool:
+        """Whether the pointer's target is visible in the store; if not, it comes first."""
+        attempt = log.look(lambda state: state.current.get(value.target, ""))
+        return bool(attempt) and (self._store.published_attempt(log.run, value.target) == attempt)
+
+    def _set_pointer(self, run: str, value: PointerValue) -> None:
+        if self._store.pointer_content(run, value.pointer) == value.content:
+            is_link = value.kind is PointerKind.SYMLINK
+            kind = self._store.plain_stat(join_key(run, value.pointer)).kind
+            if kind is (PlainKind.SYMLINK if is_link else PlainKind.FILE):
+                return
+        self._store.set_pointer(run, value)
+        _log.info("pointer run=%s name=%s target=%s", run, value.pointer, value.target)
+
+    # What users wait for
+
+    def _settle_pending(self, log: RunLog) -> bool:
+        """Pending pointers that came true, and those to a checkpoint that is committed already."""
+        did = False
+        for run_ino in {row.run_ino for row in self._spool.attempts(run=log.run)}:
+            for pending in self._spool.pending(parent=run_ino):
+                if pending.kind is PendingKind.POINTER and pending.ino is not None:
+                    did = self._settle_pointer(log, pending) or did
+        return did
+
+    def _settle_pointer(self, log: RunLog, pending: PendingRow) -> bool:
+        node = self._spool.node(pending.ino) if pending.ino is not None else None
+        is_committed = log.look(lambda state: pending.target in state.current)
+        if node is None or not is_committed or self._is_being_saved(log.run, pending):
+            return False
+        value = pending_value(self._spool, pending.name, node, pending.target)
+        if value is None:
+            return False
+        if not self._is_folded(log, value) and not self._point(log, pending, value):
+            return False
+        with self._spool.transaction():
+            if pending in self._spool.pending(parent=pending.parent, name=pending.name):
+                self._spool.drop_pending(pending.id)
+        self._invalidations.name(pending.parent, pending.name)
+        return True
+
+    def _is_being_saved(self, run: str, pending: PendingRow) -> bool:
+        """Whether the pointer is meant for a newer attempt of that name, whose vote carries it."""
+        rows = self._spool.attempts(run=run, name=pending.target, states=_UNDECIDED)
+        return any(row.job_key == pending.job_key for row in rows)
+
+    def _is_folded(self, log: RunLog, value: PointerValue) -> bool:
+        folded: FoldedPointer | None = log.look(lambda state: state.pointers.get(value.pointer))
+        return folded is not None and folded.value == value
+
+    def _point(self, log: RunLog, pending: PendingRow, value: PointerValue) -> bool:
+        """A pointer written after its target was committed: set it by a decision of its own."""
+        is_shared = is_shared_job(pending.job_key)
+
+        def decide(state: RunState) -> Entry | None:
+            folded = state.pointers.get(value.pointer)
+            if folded is not None and folded.value == value:
+                return None
+            own = state.generation_of(pending.job_key)
+            if is_shared and own is not None and own < state.generation:
+                # Of an incarnation that a newer one has replaced.
+                return None
+            return Point(pointer=value, reason="written after its target was committed")
+
+        try:
+            log.append(decide)
+        except RefusedError as exc:
+            _log.info("pointer-refused name=%s reason=%s", pending.name, exc)
+            return False
+        if not self._is_folded(log, value):
+            detail = f"{value.content!r} comes from an incarnation that was replaced: dropped"
+            self._events.record("pointer-stale", join_key(log.run, value.pointer), detail)
+        self._done_to.pop(log.run, None)
+        return True
+
+    def _retire(self, log: RunLog) -> bool:
+        return _each(self._spool.tombstones(run=log.run), lambda tomb: self._retire_one(log, tomb))
+
+    def _retire_one(self, log: RunLog, tomb: TombstoneRow) -> bool:
+        entry = Retire(name=tomb.name, attempt=tomb.attempt, reason=f"deleted by {tomb.job_key}")
+
+        def decide(state: RunState) -> Entry | None:
+            try:
+                state.check(entry)
+            except RefusedError:
+                # Pointed at, pinned, held or the newest: the tombstone waits.
+                return None
+            return entry
+
+        if log.look(decide) is not None:
+            log.append(decide)
+        if log.look(lambda state: state.current.get(tomb.name)) == tomb.attempt:
+            return False
+        self._done_to.pop(log.run, None)
+        self._spool.drop_tombstone(tomb.id)
+        for row in self._spool.attempts(run=log.run, name=tomb.name):
+            self._invalidations.name(row.run_ino, tomb.name)
+        return True
+
+
+def _each(items: Iterable[_T], action: Callable[[_T], bool]) -> bool:
+    """Do *action* for each item; one that fails stops no other. The first failure is raised."""
+    did = False
+    failure: CkptError | None = None
+    for item in items:
+        try:
+            did = action(item) or did
+        except CkptError as exc:
+            failure = failure or exc
+    if failure is not None:
+        raise failure
+    return did
+
+
+def _unpublished(state: RunState) -> list[str]:
+    """Committed, still what its name means, and not said to be in the store; oldest first."""
+    views = (state.attempts[attempt] for attempt in state.current.values())
+    return [view.attempt for view in views if not view.is_published]
+
+
+def _pointers(state: RunState) -> dict[str, FoldedPointer]:
+    return {
+        name: folded
+        for name, folded in state.pointers.items()
+        if folded.value.target in state.current
+    }

@@ -1,0 +1,224 @@
+"""The publisher's loop: everything that is to be done, derived from the spool and the logs.
+
+It owns the rule that one failing attempt, run or file never stops the others, and that no step
+depends on a variable: a new publisher on the same spool goes on where the old one was.
+
+Thread rule: `step` and `run` belong to one thread; `request_abort` may come from any.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from ckptgate.engine.decide import Decider
+from ckptgate.engine.events import Events
+from ckptgate.engine.jobs import Backoff
+from ckptgate.engine.judge import Judge
+from ckptgate.engine.membership import Membership
+from ckptgate.engine.mirror import Mirror
+from ckptgate.engine.node import Node
+from ckptgate.engine.publish import Publication
+from ckptgate.engine.runlog import RunLog, RunLogs
+from ckptgate.engine.seals import Sealer
+from ckptgate.engine.settings import PublisherSettings
+from ckptgate.engine.staging import Stager
+from ckptgate.engine.uploads import Uploader
+from ckptgate.engine.votes import Voter
+from ckptgate.errors import CkptError, TransientStoreError
+from ckptgate.model.states import AttemptState
+from ckptgate.ports.catalog import Invalidations
+from ckptgate.ports.clock import Clock, Ids
+from ckptgate.ports.spool import AttemptRow, Spool
+from ckptgate.ports.store import Store
+
+__all__ = ["Publisher"]
+
+_log = logging.getLogger(__name__)
+
+_UNDECIDED: Final = (AttemptState.OPEN, AttemptState.SEALED)
+_MIN_PAUSE_S: Final = 0.005
+_PAUSE_FACTOR: Final = 4
+
+
+class Publisher:
+    """One node's publisher."""
+
+    def __init__(  # noqa: PLR0913 -- the composition root names each part
+        self,
+        *,
+        store: Store,
+        spool: Spool,
+        logs: RunLogs,
+        membership: Membership,
+        clock: Clock,
+        ids: Ids,  # noqa: ARG002 -- part of every engine's set of ports
+        member: str,
+        events: Events,
+        invalidations: Invalidations,
+        settings: PublisherSettings,
+    ) -> None:
+        node = Node(
+            store=store,
+            spool=spool,
+            logs=logs,
+            membership=membership,
+            clock=clock,
+            member=member,
+            events=events,
+            invalidations=invalidations,
+            settings=settings,
+        )
+        self._spool = spool
+        self._logs = logs
+        self._membership = membership
+        self._clock = clock
+        self._events = events
+        self._settings = settings
+        self._stager = Stager(node)
+        self._uploader = Uploader(node)
+        self._voter = Voter(node)
+        judge = Judge(store=store, logs=logs)
+        sealer = Sealer(node, voter=self._voter, judge=judge)
+        self._decider = Decider(node, voter=self._voter, judge=judge, sealer=sealer)
+        self._publication = Publication(node, voter=self._voter)
+        self._mirror = Mirror(node)
+        self._backoff: Backoff[str] = Backoff(clock, settings.retry_first_s, settings.retry_max_s)
+        self._said: dict[str, str] = {}
+        self._followed_at: dict[str, float] = {}
+        self._is_busy = False
+
+    def step(self) -> bool:
+        """One pass over everything; True if anything was done."""
+        did = self._guard_all("plain names", self._mirror.step)
+        for row in self._undecided():
+            did = self._guard("join", row, self._introduce) or did
+        did = self._guard_all("digests", self._stager.step) or did
+        did = self._guard_all("uploads", self._uploader.step) or did
+        self._is_busy = False
+        for run in self._runs():
+            did = self._guard_all(f"run {run or '/'}", partial(self._step_run, run)) or did
+        return did
+
+    def run(self, stop: threading.Event, wait: Callable[[float], object]) -> None:
+        """Step until *stop* is set; *wait* sleeps up to that many seconds, less when woken."""
+        while not stop.is_set():
+            began = self._clock.monotonic()
+            did = self.step()
+            took_s = self._clock.monotonic() - began
+            if did:
+                pause_s = _MIN_PAUSE_S
+            elif self._is_busy or self._undecided():
+                # A look at very many files takes its time: it is done less often then.
+                pause_s = max(self._settings.busy_interval_s, _PAUSE_FACTOR * took_s)
+            else:
+                pause_s = self._settings.idle_interval_s
+            if not stop.is_set():
+                wait(pause_s)
+
+    def close(self) -> None:
+        """Stop the digests and uploads that run; they are begun again by the next publisher."""
+        self._stager.close()
+        self._uploader.close()
+
+    def request_abort(self, attempt_id: int, reason: str) -> None:
+        """Give an undecided attempt of this spool up for good; see `Decider.request_abort`."""
+        self._decider.request_abort(attempt_id, reason)
+
+    def _undecided(self) -> list[AttemptRow]:
+        return self._spool.attempts(states=_UNDECIDED)
+
+    def _runs(self) -> list[str]:
+        return sorted({*self._spool.watched_runs(), *(row.run for row in self._undecided())})
+
+    def _introduce(self, row: AttemptRow) -> bool:
+        """Tell the other members of this one, and of its directories."""
+        did = False
+        if not row.is_joined:
+            row = self._membership.join(row)
+            did = row.is_joined
+        if self._spool.name_ops(row.id) and row.state in _UNDECIDED:
+            left = len(self._spool.name_ops(row.id))
+            self._membership.send_name_ops(row)
+            did = len(self._spool.name_ops(row.id)) < left or did
+        return did
+
+    def _step_run(self, run: str) -> bool:
+        rows = self._spool.attempts(run=run, states=_UNDECIDED)
+        log = self._logs.get(run)
+        if rows or self._has_undecided(log) or self._is_follow_due(run):
+            self._followed_at[run] = self._clock.monotonic()
+            log.refresh()
+        did = False
+        for row in rows:
+            did = self._guard("recheck", row, self._stager.recheck) or did
+            did = self._guard("vote", row, self._voter.step) or did
+            did = self._guard("decide", row, self._decider.step) or did
+        others = partial(self._decider.step_others, run)
+        did = self._guard_all(f"others in {run or '/'}", others) or did
+        self._is_busy = self._is_busy or self._has_undecided(log)
+        return self._publication.step(run) or did
+
+    @staticmethod
+    def _has_undecided(log: RunLog) -> bool:
+        return log.look(lambda state: bool(state.undecided()))
+
+    def _is_follow_due(self, run: str) -> bool:
+        last = self._followed_at.get(run)
+        if last is None:
+            return True
+        return self._clock.monotonic() - last >= self._settings.idle_interval_s
+
+    def _guard(self, what: str, row: AttemptRow, action: Callable[[AttemptRow], bool]) -> bool:
+        """Run *action* on the attempt as it is now; what keeps failing becomes its reason."""
+        fresh = self._spool.attempt(row.id)
+        if fresh is None:
+            return False
+
+        def act() -> bool:
+            try:
+                return action(fresh)
+            except TransientStoreError:
+                raise
+            except CkptError as exc:
+                self._give_reason(fresh, str(exc))
+                raise
+
+        name = f"{row.run or '/'}/{row.attempt or row.name}"
+        return self._guard_all(f"{what} {name}", act)
+
+    def _give_reason(self, row: AttemptRow, reason: str) -> None:
+        with self._spool.transaction():
+            now = self._spool.attempt(row.id)
+            if now is not None and now.state in _UNDECIDED and now.reason != reason:
+                self._spool.update_attempt(row.id, reason=reason)
+
+    def _guard_all(self, subject: str, action: Callable[[], bool]) -> bool:
+        """Run *action*; its failure is recorded, waited for, and stays its own."""
+        if not self._backoff.is_due(subject):
+            return False
+        try:
+            did = action()
+        except CkptError as exc:
+            self._failed(subject, exc)
+        except Exception as exc:  # noqa: BLE001 -- the loop's outermost edge
+            _log.exception("publisher-bug subject=%s", subject)
+            self._failed(subject, exc)
+        else:
+            self._backoff.succeeded(subject)
+            self._said.pop(subject, None)
+            return did
+        return False
+
+    def _failed(self, subject: str, error: Exception) -> None:
+        self._backoff.failed(subject)
+        _log.warning("step-failed subject=%s error=%s", subject, error)
+        # The store being away is no incident of each attempt; what is wrong with one is, once.
+        kind = "store-away" if isinstance(error, TransientStoreError) else "step-failed"
+        said = kind if kind == "store-away" else str(error)
+        if self._said.get(subject) != said:
+            self._said[subject] = said
+            self._events.record(kind, subject, str(error))

@@ -1,0 +1,240 @@
+"""Sealing and giving up: what happens to an attempt before its SEAL is in the log.
+
+It owns the rules which event seals an attempt (a commit event seen here, explicit commits of all
+ranks in the votes, quiescence of what proves itself), and when an attempt that was never sealed is
+abandoned (a newer incarnation's FENCE, or no writer and no write for long).
+
+Thread rule: the publisher's one thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import msgspec
+
+from ckptgate.engine.judge import Judge
+from ckptgate.engine.node import Node
+from ckptgate.engine.patience import Patience
+from ckptgate.engine.votes import Voter, is_shared_job
+from ckptgate.errors import RefusedError
+from ckptgate.model.closure import all_ranks_committed
+from ckptgate.model.documents import EntryType
+from ckptgate.model.entries import Abort, Entry, Seal, SealEvent
+from ckptgate.model.rules import RunState
+from ckptgate.model.states import AttemptState
+from ckptgate.ports.spool import AttemptRow
+
+__all__ = ["Sealer"]
+
+_log = logging.getLogger(__name__)
+
+LINES_MAX: Final = 10_000
+RANKS_SHOWN: Final = 16
+_COMPLETE_NAMES: Final = frozenset({SealEvent.EXPLICIT, SealEvent.RENAME})
+"""Events that seal whatever the checkpoint is called; others wait for its final name."""
+
+
+class Sealer:
+    """Brings attempts of this spool to their SEAL."""
+
+    def __init__(self, node: Node, *, voter: Voter, judge: Judge) -> None:
+        self._spool = node.spool
+        self._logs = node.logs
+        self._membership = node.membership
+        self._voter = voter
+        self._judge = judge
+        self._member = node.member
+        self._clock = node.clock
+        self._events = node.events
+        self._settings = node.settings
+        self._patience = Patience(node.clock, node.settings.commit_deadline_s)
+        self._idle = Patience(node.clock, node.settings.abandon_after_s)
+
+    def step(self, row: AttemptRow) -> bool:
+        """One pass over an undecided attempt that has no SEAL in the log; True if it moved.
+
+        Raises:
+            CkptError: the store failed; the same is due at the next pass.
+        """
+        if self._is_fenced(row):
+            return self._abandon(row, "a newer incarnation of the job began before its seal")
+        if not row.event:
+            row = self._find_event(row)
+        if row.event and row.is_joined and self._has_final_name(row):
+            return self._seal(row)
+        if self._is_idle(row):
+            idle_s = self._settings.abandon_after_s
+            return self._give_up(row, f"no writer, no write and no seal for {idle_s:g} s")
+        return False
+
+    def _is_fenced(self, row: AttemptRow) -> bool:
+        if not is_shared_job(row.job_key):
+            return False
+
+        def judge(state: RunState) -> bool:
+            own = state.generation_of(row.job_key)
+            return own is not None and own < state.generation
+
+        return self._logs.get(row.run).look(judge)
+
+    def _has_final_name(self, row: AttemptRow) -> bool:
+        is_complete = SealEvent(row.event) in _COMPLETE_NAMES
+        return is_complete or not self._settings.patterns.is_temporary(row.name)
+
+    # Events that nobody saw as a call
+
+    def _find_event(self, row: AttemptRow) -> AttemptRow:
+        event: SealEvent | None = None
+        if row.is_joined and self._sees_all_ranks(row):
+            event = SealEvent.EXPLICIT
+        elif row.is_joined and self._is_quiescent(row):
+            event = SealEvent.QUIESCENCE
+        if event is None:
+            return self._fresh(row)
+        with self._spool.transaction():
+            now = self._fresh(row)
+            if now.event or now.state is not AttemptState.OPEN:
+                return now
+            _log.info("event attempt=%s event=%s", row.attempt, event)
+            return self._spool.update_attempt(
+                row.id,
+                state=AttemptState.SEALED,
+                event=str(event),
+                event_ns=self._clock.now_ns(),
+            )
+
+    def _sees_all_ranks(self, row: AttemptRow) -> bool:
+        """Whether the votes show that every rank committed.
+
+        The member with rank 0 looks at every pass, the others a little later, so that many members
+        don't all read all votes.
+        """
+        own = self._spool.rank_commits(row.id)
+        if not own or not is_shared_job(row.job_key):
+            return False
+        key = (row.run, row.attempt)
+        self._patience.look(key, 0)
+        is_first = 0 in own or self._patience.seen_s(key) >= self._settings.survivor_delay_s
+        if not is_first or not self._patience.is_due(key):
+            return False
+        members = self._membership.members(row.run, row.attempt)
+        votes = self._membership.newest_votes(row.run, row.attempt, members)
+        self._patience.looked(key, len(members), None)
+        return all_ranks_committed(votes)
+
+    def _is_quiescent(self, row: AttemptRow) -> bool:
+        owed = self._voter.owes(row)
+        if owed or not self._is_quiet(row):
+            self._show(row, [*owed, *self._uncommitted(row)])
+            return False
+        vote, _ = self._voter.build(row)
+        if not any(entry.type is EntryType.FILE for entry in vote.entries):
+            return False
+        members = self._membership.members(row.run, row.attempt)
+        votes = self._membership.newest_votes(row.run, row.attempt, members)
+        votes[self._member] = vote
+        # Would it be whole if everybody said that this is all?
+        final = {
+            member: msgspec.structs.replace(vote, is_final=True) for member, vote in votes.items()
+        }
+        verdict = self._judge.assess(row.run, row.attempt, SealEvent.QUIESCENCE, members, final)
+        self._show(row, [str(item) for item in verdict.missing])
+        return not verdict.missing
+
+    def _is_quiet(self, row: AttemptRow) -> bool:
+        quiet_s = (self._clock.now_ns() - max(row.write_ns, row.created_ns)) / 1e9
+        return (
+            quiet_s >= self._settings.quiescence_s
+            and row.state is AttemptState.OPEN
+            and not self._settings.patterns.is_temporary(row.name)
+        )
+
+    def _uncommitted(self, row: AttemptRow) -> list[str]:
+        """Explicit commits that this node has not seen, once there was a first one."""
+        done = self._spool.rank_commits(row.id)
+        if not done or row.world_size is None:
+            return []
+        ranks = sorted(set(range(row.world_size)) - set(done))
+        shown = ", ".join(map(str, ranks[:RANKS_SHOWN])) + (", ..." if ranks[RANKS_SHOWN:] else "")
+        return [f"commits of ranks {shown} of {row.world_size} (not seen here yet)"]
+
+    def _show(self, row: AttemptRow, lines: list[str]) -> None:
+        if tuple(lines) == row.missing:
+            return
+        with self._spool.transaction():
+            now = self._spool.attempt(row.id)
+            if now is not None and now.state is AttemptState.OPEN:
+                self._spool.update_attempt(row.id, missing=tuple(lines[:LINES_MAX]))
+
+    # Into the log
+
+    def _seal(self, row: AttemptRow) -> bool:
+        is_shared = is_shared_job(row.job_key)
+
+        def decide(state: RunState) -> Entry | None:
+            own = state.generation_of(row.job_key) if is_shared else state.generation
+            if row.attempt in state.attempts or own != state.generation:
+                return None
+            return Seal(
+                attempt=row.attempt,
+                name=row.name,
+                generation=state.generation,
+                event=SealEvent(row.event),
+                detail=row.detail,
+            )
+
+        try:
+            record = self._logs.get(row.run).append(decide)
+        except RefusedError as exc:
+            if row.reason != str(exc):
+                self._spool.update_attempt(row.id, reason=str(exc))
+                self._events.record("seal-refused", row.attempt, str(exc))
+            return False
+        if record is not None:
+            self._patience.forget((row.run, row.attempt))
+            self._idle.forget((row.run, str(row.id)))
+            _log.info("sealed attempt=%s name=%s event=%s", row.attempt, row.name, row.event)
+        return record is not None
+
+    def _is_idle(self, row: AttemptRow) -> bool:
+        key = (row.run, str(row.id))
+        written_ns = max(row.write_ns, row.created_ns)
+        # Not by the wall clock: while the store is away nothing can be sealed.
+        self._idle.look(key, written_ns)
+        self._idle.looked(key, 1, written_ns)
+        if self._idle.stalled_s(key) < self._settings.abandon_after_s:
+            return False
+        if row.event and row.is_joined and self._has_final_name(row):
+            return False
+        handles = self._spool.handles_of_attempt(row.id)
+        return all(handle.is_closed for handle in handles)
+
+    def _give_up(self, row: AttemptRow, reason: str) -> bool:
+        """Abandon it; where the others may count on our final vote, the log says so first."""
+        if row.is_voted:
+
+            def decide(state: RunState) -> Entry | None:
+                if row.attempt in state.attempts:
+                    return None
+                return Abort(attempt=row.attempt, reason=reason)
+
+            self._logs.get(row.run).append(decide)
+            return True
+        return self._abandon(row, reason)
+
+    def _abandon(self, row: AttemptRow, reason: str) -> bool:
+        with self._spool.transaction():
+            now = self._fresh(row)
+            if now.state not in {AttemptState.OPEN, AttemptState.SEALED} or now.seal_index >= 0:
+                return False
+            self._spool.update_attempt(row.id, state=AttemptState.ABANDONED, reason=reason)
+        self._voter.forget(row.id)
+        self._patience.forget((row.run, row.attempt))
+        self._idle.forget((row.run, str(row.id)))
+        self._events.record("abandoned", f"{row.run}/{row.attempt or row.name}", reason)
+        return True
+
+    def _fresh(self, row: AttemptRow) -> AttemptRow:
+        return self._spool.attempt(row.id) or row

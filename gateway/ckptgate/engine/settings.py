@@ -1,0 +1,53 @@
+"""The publisher's settings: one frozen value, units in the names. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ckptgate.model.kinds import DEFAULT_PATTERNS, NamePatterns
+from ckptgate.ports.store import VerifyMode
+
+__all__ = ["PublisherSettings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublisherSettings:
+    """How long things may take, and how much is done at once.
+
+    Attributes:
+        quiescence_s: without a writer and without a write, before an attempt that saw no commit
+            event may be sealed.
+        commit_deadline_s: from the SEAL to the ABORT of what isn't whole.
+        survivor_delay_s: until a member finishes what another one sealed.
+        abandon_after_s: without a writer, a write and a SEAL, until an attempt is given up.
+        live_interval_s: between copies of a live file that grows.
+        idle_interval_s: between looks at the logs when nothing is under way.
+        busy_interval_s: between passes while something is undecided here.
+        vote_interval_s: between votes that aren't final.
+        retry_first_s, retry_max_s: wait after a failure of the store, doubled up to the maximum.
+        digest_threads, upload_threads: how many files are digested or uploaded at once.
+        job_wait_s: how long one pass waits for digests and uploads before it goes on without them.
+        racy_write_s: a file written this recently is digested a little later, so that its time
+            stamp proves that nothing came after.
+        upload_tries_max: how often bytes that arrive wrong are sent before the attempt says so.
+        verify: how the store's bytes are proved; None takes the store's default.
+        patterns: kinds of names.
+    """
+
+    quiescence_s: float = 30.0
+    commit_deadline_s: float = 600.0
+    survivor_delay_s: float = 5.0
+    abandon_after_s: float = 900.0
+    live_interval_s: float = 2.0
+    idle_interval_s: float = 2.0
+    busy_interval_s: float = 0.2
+    vote_interval_s: float = 1.0
+    retry_first_s: float = 0.2
+    retry_max_s: float = 30.0
+    digest_threads: int = 2
+    upload_threads: int = 2
+    job_wait_s: float = 0.05
+    racy_write_s: float = 0.02
+    upload_tries_max: int = 3
+    verify: VerifyMode | None = None
+    patterns: NamePatterns = DEFAULT_PATTERNS

@@ -1,0 +1,205 @@
+"""What is under way on this node and what is committed, as one value for people and programs.
+
+It reads the spool and what the logs' last refresh folded, and never the store: `status` answers
+while the store is away. Any thread.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from ckptgate.engine.events import Event, Events
+from ckptgate.engine.membership import Membership
+from ckptgate.engine.runlog import RunLog, RunLogs
+from ckptgate.model.rules import RunState
+from ckptgate.model.states import AttemptState, FileState
+from ckptgate.ports.spool import AttemptRow, FileRow, PendingKind, Spool
+
+__all__ = ["AttemptStatus", "QueueStatus", "RunStatus", "StatusReport", "status"]
+
+EVENTS_MAX: Final = 20
+FINISHED_MAX: Final = 20
+"""Attempts of each run that are decided and still listed, newest last."""
+
+_UNDECIDED: Final = (AttemptState.OPEN, AttemptState.SEALED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptStatus:
+    """One attempt.
+
+    Attributes:
+        run, name, attempt: where and which; `attempt` is "" until joined.
+        state, event, generation, job_key, format_name: as in the spool.
+        is_joined, is_voted: as in the spool.
+        files: state -> number of files (`open`, `quiet`, `digested`, `stored`).
+        size_bytes, stored_bytes: of all files, and of those the store has.
+        writers: processes that have a file open for writing.
+        missing: what is owed and by whom, one line each.
+        reason: why it isn't committed or never will be.
+    """
+
+    run: str
+    name: str
+    attempt: str
+    state: str
+    event: str
+    generation: int
+    job_key: str
+    format_name: str
+    is_joined: bool
+    is_voted: bool
+    files: dict[str, int]
+    size_bytes: int
+    stored_bytes: int
+    writers: tuple[int, ...]
+    missing: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """One run as its log says.
+
+    Attributes:
+        run: path in the store.
+        length: entries folded.
+        generation: the newest.
+        age_s: since the log was last read, None if never.
+        last_committed: name of the newest committed checkpoint, "" for none.
+        committed, undecided: how many.
+        pointers: pointer -> checkpoint.
+        quarantined: name -> reason.
+        is_held: whether nothing is retired.
+    """
+
+    run: str
+    length: int
+    generation: int
+    age_s: float | None
+    last_committed: str
+    committed: int
+    undecided: int
+    pointers: dict[str, str]
+    quarantined: dict[str, str]
+    is_held: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueStatus:
+    """What waits for the store outside of checkpoints, as numbers of items."""
+
+    plain_ops: int
+    pending_whole: int
+    pending_pointers: int
+    tombstones: int
+    name_ops: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusReport:
+    """All of it."""
+
+    attempts: tuple[AttemptStatus, ...]
+    runs: tuple[RunStatus, ...]
+    queue: QueueStatus
+    events: tuple[Event, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as JSON values."""
+        return {
+            "attempts": [_plain(asdict(attempt)) for attempt in self.attempts],
+            "runs": [_plain(asdict(run)) for run in self.runs],
+            "queue": asdict(self.queue),
+            "events": [
+                {"at": e.at, "kind": e.kind, "subject": e.subject, "detail": e.detail}
+                for e in self.events
+            ],
+        }
+
+
+def status(
+    spool: Spool, logs: RunLogs, events: Events, *, membership: Membership | None = None
+) -> StatusReport:
+    """The report as of now.
+
+    Args:
+        spool: this node's.
+        logs: of the runs that this process follows.
+        events: incidents.
+        membership: tells which files other members staged; without it they count as ours.
+    """
+    rows = spool.attempts()
+    shown = [row for row in rows if row.state in _UNDECIDED]
+    finished = [row for row in rows if row.state not in _UNDECIDED and row.job_key]
+    listed = sorted([*finished[-FINISHED_MAX:], *shown], key=lambda row: row.id)
+    pending = Counter(row.kind for row in spool.pending())
+    return StatusReport(
+        attempts=tuple(_attempt(spool, row, membership) for row in listed),
+        runs=tuple(_run(log) for log in sorted(logs.known(), key=lambda log: log.run)),
+        queue=QueueStatus(
+            plain_ops=len(spool.plain_ops()),
+            pending_whole=pending[PendingKind.WHOLE],
+            pending_pointers=pending[PendingKind.POINTER],
+            tombstones=len(spool.tombstones()),
+            name_ops=sum(len(spool.name_ops(row.id)) for row in shown),
+        ),
+        events=tuple(events.recent(EVENTS_MAX)),
+    )
+
+
+def _attempt(spool: Spool, row: AttemptRow, membership: Membership | None) -> AttemptStatus:
+    def is_ours(file: FileRow) -> bool:
+        return membership is None or not row.attempt or not membership.is_imported(row, file)
+
+    files = [(node, file) for _, node, file in spool.files_of_attempt(row.id) if is_ours(file)]
+    counts = Counter(file.state for _, file in files)
+    writers = {h.pid for h in spool.handles_of_attempt(row.id) if not h.is_closed}
+    return AttemptStatus(
+        run=row.run,
+        name=row.name,
+        attempt=row.attempt,
+        state=str(row.state),
+        event=row.event,
+        generation=row.generation,
+        job_key=row.job_key,
+        format_name=row.format_name,
+        is_joined=row.is_joined,
+        is_voted=row.is_voted,
+        files={str(state): counts[state] for state in FileState},
+        size_bytes=sum(max(node.size, file.size) for node, file in files),
+        stored_bytes=sum(file.size for _, file in files if file.state is FileState.STORED),
+        writers=tuple(sorted(writers)),
+        missing=row.missing,
+        reason=row.reason,
+    )
+
+
+def _run(log: RunLog) -> RunStatus:
+    age_s = log.age_s()
+
+    def read(state: RunState) -> RunStatus:
+        return RunStatus(
+            run=log.run,
+            length=state.length,
+            generation=state.generation,
+            age_s=age_s,
+            last_committed=next(reversed(state.current), ""),
+            committed=len(state.current),
+            undecided=len(state.undecided()),
+            pointers={name: folded.value.target for name, folded in state.pointers.items()},
+            quarantined=dict(state.quarantined),
+            is_held=state.is_held,
+        )
+
+    return log.look(read)
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """Tuples as lists, as JSON has them."""
+    return {
+        key: list(value) if isinstance(value, tuple) else value  # pyright: ignore[reportUnknownArgumentType]
+        for key, value in values.items()
+    }

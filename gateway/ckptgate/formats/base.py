@@ -1,0 +1,112 @@
+"""The small port through which formats see files, and the contract of a format.
+
+Owns the rule that a format reads a bounded number of bytes at places it names, and that short or
+hostile input becomes an IntegrityError that says what and where. No state; any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from ckptgate.errors import IntegrityError
+from ckptgate.model.closure import ExpectedSet
+
+__all__ = ["BytesView", "FileOp", "FileView", "Format", "Tree", "damaged", "read_exact"]
+
+FileOp = Literal["close", "rename"]
+"""What happened to a path: its writer closed it, or it got this name."""
+
+
+class FileView(Protocol):
+    """A file's bytes; the size does not change while it is looked at."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        ...
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Up to *length* bytes at *offset*, short only at the end."""
+        ...
+
+
+class Tree(Protocol):
+    """A checkpoint's files by relative path."""
+
+    def files(self) -> Mapping[str, int]:
+        """Path to size in bytes; regular files only."""
+        ...
+
+    def open(self, path: str) -> FileView:
+        """The file's bytes. Raises MissingError."""
+        ...
+
+
+class Format(Protocol):
+    """A framework's way to lay out a checkpoint."""
+
+    @property
+    def name(self) -> str:
+        """Stable; stands in manifests."""
+        ...
+
+    def recognise(self, paths: Collection[str]) -> bool:
+        """Whether a checkpoint with files of these relative paths is of this format."""
+        ...
+
+    def commit_event(self, op: FileOp, path: str, old: str) -> str:
+        """The event's name if this operation says that no more writes come, else "".
+
+        Args:
+            op: what happened.
+            path: relative to the checkpoint (after a rename: the new name).
+            old: the name before a rename, else "".
+        """
+        ...
+
+    def expected(self, tree: Tree) -> ExpectedSet:
+        """Which files must exist, and their minimal sizes.
+
+        Raises:
+            IntegrityError: what says so is torn or hostile; names the file.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BytesView:
+    """Bytes in memory as a `FileView`."""
+
+    data: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self.data)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """As the port says."""
+        return self.data[offset : offset + length]
+
+
+def damaged(message: str) -> IntegrityError:
+    """The error for bytes that contradict their own structure."""
+    return IntegrityError(message)
+
+
+def read_exact(view: FileView, offset: int, length: int, what: str) -> bytes:
+    """Exactly *length* bytes at *offset*.
+
+    Raises:
+        IntegrityError: they are not all inside the file; names *what* was to be read.
+    """
+    if offset < 0 or length < 0 or offset + length > view.size:
+        msg = f"{what} at byte {offset} needs {length} bytes, the file has {view.size}"
+        raise damaged(msg)
+    data = view.read(offset, length)
+    if len(data) != length:
+        msg = f"{what} at byte {offset} gave {len(data)} of {length} bytes"
+        raise damaged(msg)
+    return data

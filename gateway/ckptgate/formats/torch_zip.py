@@ -1,0 +1,227 @@
+"""Structure of zip archives as torch.save and numpy.savez write them.
+
+Owns the rule when an archive proves itself: its end of central directory is the file's last bytes,
+the directory ends right before it, every record lies inside the file, in order, without overlap,
+and has a local header that agrees. Data are neither read nor inflated. No state; any thread.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from ckptgate.formats.base import FileView, damaged, read_exact
+
+__all__ = [
+    "MAX_DIRECTORY_BYTES",
+    "MAX_RECORDS",
+    "ZIP_MAGICS",
+    "ZipSummary",
+    "check_zip",
+]
+
+MAX_DIRECTORY_BYTES: Final = 64 * 1024 * 1024
+"""A larger central directory is refused (torch needs about 100 bytes for a tensor)."""
+MAX_RECORDS: Final = 1_000_000
+"""More records are refused."""
+ZIP_MAGICS: Final = (b"PK\x03\x04", b"PK\x05\x06")
+"""How an archive starts: a record, or (empty archive) the end of the directory."""
+
+# Deflate cannot shrink better than this, so a record that claims more is a bomb or damaged.
+_MAX_RATIO: Final = 1032
+_STORED, _DEFLATED = 0, 8
+_U16, _U32 = 0xFFFF, 0xFFFFFFFF
+_END = struct.Struct("<4s4H2LH")
+_END64 = struct.Struct("<4sQ2H2L4Q")
+_LOCATOR = struct.Struct("<4sLQL")
+_CENTRAL = struct.Struct("<4s6H3L5H2L")
+_LOCAL = struct.Struct("<4s5H3L2H")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZipSummary:
+    """What an archive that proved itself holds.
+
+    Attributes:
+        records: how many.
+        has_data_pkl: a record `<stem>/data.pkl`, torch's pickled object.
+        is_all_npy: there are records and all are named `*.npy`.
+    """
+
+    records: int
+    has_data_pkl: bool
+    is_all_npy: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Directory:
+    start: int
+    size: int
+    records: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Record:
+    name: bytes
+    start: int
+    stored: int
+    size: int
+    method: int
+
+
+def check_zip(view: FileView) -> ZipSummary:
+    """What the archive holds.
+
+    Raises:
+        IntegrityError: it does not prove itself; says what and where.
+    """
+    directory = _find_directory(view)
+    raw = read_exact(view, directory.start, directory.size, "zip central directory")
+    floor = 0
+    has_data_pkl, is_all_npy = False, directory.records > 0
+    for record in _records(raw, directory):
+        floor = _check_record(view, record, floor, directory.start)
+        has_data_pkl = has_data_pkl or record.name.endswith(b"/data.pkl")
+        is_all_npy = is_all_npy and record.name.endswith(b".npy")
+    return ZipSummary(records=directory.records, has_data_pkl=has_data_pkl, is_all_npy=is_all_npy)
+
+
+def _find_directory(view: FileView) -> _Directory:
+    """Where the tail says the central directory is, checked against the file's size."""
+    at = view.size - _END.size
+    if at < 0:
+        msg = f"zip of {view.size} bytes is too short for an end record"
+        raise damaged(msg)
+    magic, disk, start_disk, here, total, size, start, comment = _END.unpack(
+        read_exact(view, at, _END.size, "zip end record")
+    )
+    if magic != b"PK\x05\x06" or comment:
+        msg = f"zip has no end record in its last {_END.size} bytes (cut off?)"
+        raise damaged(msg)
+    if disk or start_disk or here != total:
+        msg = f"zip end record at byte {at} speaks of several disks"
+        raise damaged(msg)
+    end = at
+    # The 64 bit record counts wherever its locator is: torch always writes both.
+    if at >= _LOCATOR.size + _END64.size:
+        locator = read_exact(view, at - _LOCATOR.size, _LOCATOR.size, "zip64 locator")
+        if locator[:4] == b"PK\x06\x07":
+            start, size, total, end = _end64(view, at - _LOCATOR.size, locator)
+    elif _U32 in {size, start} or total == _U16:
+        msg = f"zip end record at byte {at} needs a 64 bit record, there is none"
+        raise damaged(msg)
+    return _checked(_Directory(start=start, size=size, records=total), end)
+
+
+def _end64(view: FileView, before: int, locator: bytes) -> tuple[int, int, int, int]:
+    """Start, size, records, and the place right after the directory, from the 64 bit record."""
+    _, disk, at, disks = _LOCATOR.unpack(locator)
+    if disk or disks != 1 or at + _END64.size != before:
+        msg = f"zip64 end record is said to be at byte {at}, not right before byte {before}"
+        raise damaged(msg)
+    raw = read_exact(view, at, _END64.size, "zip64 end record")
+    magic, length, _, _, disk, start_disk, here, total, size, start = _END64.unpack(raw)
+    if magic != b"PK\x06\x06" or length != _END64.size - 12:
+        msg = f"zip64 end record at byte {at} is damaged"
+        raise damaged(msg)
+    if disk or start_disk or here != total:
+        msg = f"zip64 end record at byte {at} speaks of several disks"
+        raise damaged(msg)
+    return start, size, total, at
+
+
+def _checked(directory: _Directory, end: int) -> _Directory:
+    if directory.start + directory.size != end:
+        msg = (
+            f"zip central directory of {directory.size} bytes at byte {directory.start} "
+            f"does not end at byte {end}"
+        )
+        raise damaged(msg)
+    if directory.size > MAX_DIRECTORY_BYTES:
+        msg = f"zip central directory has {directory.size} bytes, limit {MAX_DIRECTORY_BYTES}"
+        raise damaged(msg)
+    if directory.records > MAX_RECORDS:
+        msg = f"zip claims {directory.records} records, limit {MAX_RECORDS}"
+        raise damaged(msg)
+    if directory.records * _CENTRAL.size > directory.size:
+        msg = f"zip claims {directory.records} records in a directory of {directory.size} bytes"
+        raise damaged(msg)
+    return directory
+
+
+def _records(raw: bytes, directory: _Directory) -> Iterator[_Record]:
+    """The directory's records; together they fill it exactly."""
+    at = 0
+    for number in range(directory.records):
+        where = f"zip directory record {number} at byte {directory.start + at}"
+        if at + _CENTRAL.size > len(raw):
+            msg = f"{where} is cut off"
+            raise damaged(msg)
+        fields = _CENTRAL.unpack_from(raw, at)
+        magic, _, _, _, method, _, _, _, stored, size, name_len, extra_len, note_len = fields[:13]
+        disk, start = fields[13], fields[16]
+        name_at = at + _CENTRAL.size
+        after = name_at + name_len + extra_len + note_len
+        if magic != b"PK\x01\x02" or after > len(raw):
+            msg = f"{where} is damaged"
+            raise damaged(msg)
+        extra = raw[name_at + name_len : name_at + name_len + extra_len]
+        size, stored, start = _wide(extra, (size, stored, start), where)
+        if disk not in {0, _U16}:
+            msg = f"{where} is on another disk"
+            raise damaged(msg)
+        name = raw[name_at : name_at + name_len]
+        yield _Record(name=name, start=start, stored=stored, size=size, method=method)
+        at = after
+    if at != len(raw):
+        msg = f"zip central directory has {len(raw) - at} bytes after its last record"
+        raise damaged(msg)
+
+
+def _wide(extra: bytes, values: tuple[int, int, int], where: str) -> tuple[int, int, int]:
+    """Size, stored size and start, each taken from the zip64 extra where it does not fit."""
+    if _U32 not in values:
+        return values
+    at = 0
+    while at + 4 <= len(extra):
+        kind, length = struct.unpack_from("<2H", extra, at)
+        if kind == 1:
+            body = extra[at + 4 : at + 4 + length]
+            wide = iter(struct.unpack(f"<{len(body) // 8}Q", body[: len(body) // 8 * 8]))
+            size, stored, start = (next(wide, -1) if v == _U32 else v for v in values)
+            if min(size, stored, start) < 0:
+                break
+            return size, stored, start
+        at += 4 + length
+    msg = f"{where} lacks its 64 bit sizes"
+    raise damaged(msg)
+
+
+def _check_record(view: FileView, record: _Record, floor: int, ceiling: int) -> int:
+    """The first byte after *record*, which lies between *floor* and *ceiling*."""
+    where = f"zip record {record.name[:80].decode('utf-8', 'replace')!r} at byte {record.start}"
+    if record.start < floor:
+        msg = f"{where} overlaps the one before it, which ends at byte {floor}"
+        raise damaged(msg)
+    if record.method == _STORED and record.stored != record.size:
+        msg = f"{where} is not compressed, yet {record.size} bytes take {record.stored}"
+        raise damaged(msg)
+    if record.method == _DEFLATED and record.size > record.stored * _MAX_RATIO + 64:
+        msg = f"{where} claims {record.size} bytes from {record.stored}: not possible"
+        raise damaged(msg)
+    header = read_exact(view, record.start, _LOCAL.size + len(record.name), f"{where}: header")
+    fields = _LOCAL.unpack_from(header)
+    if fields[0] != b"PK\x03\x04" or header[_LOCAL.size :] != record.name:
+        msg = f"{where} has no header of that name there"
+        raise damaged(msg)
+    if fields[3] != record.method or fields[9] != len(record.name):
+        msg = f"{where}: header and directory contradict each other"
+        raise damaged(msg)
+    extra_len: int = fields[10]
+    end = record.start + _LOCAL.size + len(record.name) + extra_len + record.stored
+    if end > ceiling:
+        msg = f"{where} ends at byte {end}, after the last possible one {ceiling}"
+        raise damaged(msg)
+    return end

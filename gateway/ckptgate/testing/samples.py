@@ -1,0 +1,97 @@
+"""Ready-made files, entries and manifests for tests of stores and engines. Any thread."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import blake3
+
+from ckptgate.model.documents import EntryType, FileEntry, Manifest, encode
+from ckptgate.model.ids import CHUNK_BYTES
+from ckptgate.model.layout import data_key, full_key
+from ckptgate.ports.store import DigestedFile, Store
+
+__all__ = ["MEMBER", "digested", "manifest_of", "store_checkpoint", "store_file"]
+
+MEMBER = "node-a-0123abcd"
+MTIME_NS = 1_700_000_000_123_000_000
+
+
+def digested(path: str, *, may_link: bool = False) -> DigestedFile:
+    """The file at *path* with its digests."""
+    with open(path, "rb") as file:
+        data = file.read()
+    chunks = [data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES)]
+    return DigestedFile(
+        path=path,
+        size=len(data),
+        digest=blake3.blake3(data).hexdigest(),
+        chunks=b"".join(blake3.blake3(chunk).digest() for chunk in chunks),
+        may_link=may_link,
+    )
+
+
+def store_file(
+    store: Store,
+    run: str,
+    attempt: str,
+    path: str,
+    local: str,
+    *,
+    mode: int = 0o644,
+    may_link: bool = False,
+    file: int = 1,
+) -> FileEntry:
+    """Put the local file under an attempt's data and return its entry at *path*."""
+    source = digested(local, may_link=may_link)
+    key = data_key(attempt, MEMBER, file)
+    store.put(full_key(run, key), source)
+    return FileEntry(
+        path=path,
+        type=EntryType.FILE,
+        mode=mode,
+        mtime_ns=MTIME_NS,
+        size=source.size,
+        digest=source.digest,
+        key=key,
+        uid=os.getuid(),
+        gid=os.getgid(),
+    )
+
+
+def manifest_of(run: str, name: str, attempt: str, entries: Iterable[FileEntry]) -> Manifest:
+    """A manifest of these entries, sorted."""
+    return Manifest(
+        run=run,
+        name=name,
+        attempt=attempt,
+        generation=1,
+        event="explicit",
+        created_at="2026-01-01T00:00:00.000Z",
+        members=(MEMBER,),
+        entries=tuple(sorted(entries, key=lambda entry: entry.path)),
+    )
+
+
+def store_checkpoint(
+    store: Store, run: str, attempt: str, name: str, spool: str, files: dict[str, bytes]
+) -> tuple[Manifest, bytes]:
+    """Put *files* (path -> bytes) and return the manifest of a checkpoint with them.
+
+    Args:
+        store: where.
+        run: the run's directory.
+        attempt: the attempt's id.
+        name: the checkpoint's name.
+        spool: an existing local directory for the sources.
+        files: what the checkpoint consists of.
+    """
+    entries: list[FileEntry] = []
+    for number, (path, data) in enumerate(sorted(files.items()), start=1):
+        local = os.path.join(spool, f"{attempt}-{number}")
+        with open(local, "wb") as file:
+            file.write(data)
+        entries.append(store_file(store, run, attempt, path, local, file=number))
+    manifest = manifest_of(run, name, attempt, entries)
+    return manifest, encode(manifest)

@@ -1,0 +1,98 @@
+"""Attributes of nodes: which number comes from a row, which from the spool file.
+
+Owns the rule: the size of a local file that is not committed is its spool file's, as the kernel may
+write to that without asking; its modification time too, unless the row was given another one since
+the file was digested. Any thread.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ckptgate.model.states import AttemptState, FileState
+from ckptgate.ports.spool import FileRow, LocalBytes, NodeKind, NodeRow
+from ckptgate.vfs.context import Context
+from ckptgate.vfs.interface import Attr, Entry
+
+__all__ = ["attr_of", "entry_of", "is_decided", "local_stat"]
+
+_SECTOR = 512
+_COUNTED_MAX = 256
+
+
+def is_decided(ctx: Context, node: NodeRow) -> bool:
+    """Whether the node belongs to a checkpoint that was committed."""
+    if node.attempt is None:
+        return False
+    row = ctx.spool.attempt(node.attempt)
+    return row is not None and row.state in {AttemptState.COMMITTED, AttemptState.REPLACED}
+
+
+def local_stat(ctx: Context, file: FileRow) -> os.stat_result | None:
+    """Stat of the spool file where all of the file is there."""
+    if file.local is not LocalBytes.FULL:
+        return None
+    try:
+        return os.stat(ctx.spool.data_path(file.file))
+    except FileNotFoundError:
+        return None
+
+
+def attr_of(ctx: Context, node: NodeRow) -> Attr:
+    """stat(2) of the node."""
+    size, mtime, ctime = node.size, node.mtime_ns, node.ctime_ns
+    blocks = -(-size // _SECTOR)
+    if node.kind is NodeKind.SYMLINK:
+        size, blocks = len(node.target.encode()), 0
+    elif node.kind is NodeKind.DIR:
+        size, blocks = 4096, 8
+    elif node.file is not None and not is_decided(ctx, node):
+        file = ctx.spool.file(node.file)
+        found = None if file is None else local_stat(ctx, file)
+        if file is not None and found is not None:
+            size, blocks = found.st_size, found.st_blocks
+            if not _is_as_digested(file, found):
+                mtime, ctime = found.st_mtime_ns, max(ctime, found.st_ctime_ns)
+    return Attr(
+        ino=node.ino,
+        kind=node.kind,
+        mode=node.mode & 0o7777,
+        nlink=_links(ctx, node),
+        uid=node.uid,
+        gid=node.gid,
+        size=size,
+        blocks=blocks,
+        atime_ns=mtime,
+        mtime_ns=mtime,
+        ctime_ns=ctime,
+        timeout_s=ctx.settings.attr_timeout_s,
+    )
+
+
+def _is_as_digested(file: FileRow, found: os.stat_result) -> bool:
+    return file.state in {FileState.DIGESTED, FileState.STORED} and (
+        (file.size, file.mtime_ns) == (found.st_size, found.st_mtime_ns) or not file.mtime_ns
+    )
+
+
+def _links(ctx: Context, node: NodeRow) -> int:
+    if node.kind is NodeKind.DIR:
+        # 1 says "not counted" (find and others know it): counting a huge directory takes long.
+        if ctx.spool.count_children(node.ino) > _COUNTED_MAX:
+            return 1
+        children = ctx.spool.children(node.ino)
+        return 2 + sum(child.kind is NodeKind.DIR for _, child in children)
+    if ctx.spool.place(node.ino) is not None:
+        return 1
+    if node.attempt is not None:
+        return 0
+    return 1 if any(row.ino == node.ino for row in ctx.spool.pending()) else 0
+
+
+def entry_of(ctx: Context, node: NodeRow, timeout_s: float) -> Entry:
+    """The answer to a look-up that found *node*; counts it as known to the kernel."""
+    entry = Entry(attr_of(ctx, node), timeout_s)
+    with ctx.lock:
+        lookups = ctx.memory.lookups
+        lookups[node.ino] = lookups.get(node.ino, 0) + 1
+    return entry

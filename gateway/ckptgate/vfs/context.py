@@ -1,0 +1,271 @@
+"""What all parts of the vfs share: ports, settings, and the state that is only in memory.
+
+Owns two rules. A mutation first does all that may block, then opens its transaction with
+`Context.change()`: so no caller ever waits for the store or a decision with the spool's write lock
+held. And a `RenewedError` (ESTALE: look again) keeps the changes made before it, every other error
+undoes them. Any thread; `lock` guards the fields that are dictionaries and sets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import threading
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+
+from ckptgate.errors import CkptError, TransientStoreError, WouldBlockError
+from ckptgate.model.jobkey import JobKey, JobKind
+from ckptgate.model.kinds import NamePatterns
+from ckptgate.ports.catalog import Catalog, Invalidations, RunView, Waker
+from ckptgate.ports.clock import Clock
+from ckptgate.ports.spool import NodeRow, Spool
+from ckptgate.vfs.identify import Identify
+from ckptgate.vfs.interface import Caller, DirEntry
+from ckptgate.vfs.settings import VfsSettings
+
+__all__ = ["Context", "OpenDir", "OpenFile", "RenewedError", "Who", "stale"]
+
+_log = logging.getLogger(__name__)
+
+
+class RenewedError(CkptError):
+    """The name has a new node now: the kernel is to look it up again (once)."""
+
+    errno_value = errno.ESTALE
+
+
+def stale(subject: str, why: str) -> CkptError:
+    """The error for a node that no longer is what its name means."""
+    return CkptError(f"{subject!r}: {why}", subject=subject, errno_value=errno.ESTALE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Who:
+    """A caller as the visibility rules see it.
+
+    Attributes:
+        key: job key as text.
+        is_shared: all nodes of the job have that key.
+        pid, start: process, 0 where unknown.
+        rank, world_size: None where unknown.
+    """
+
+    key: str
+    is_shared: bool
+    pid: int
+    start: int
+    rank: int | None
+    world_size: int | None
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenFile:
+    """An open handle: `file` is None and `fd` -1 for a plain file that is only in the store."""
+
+    fh: int
+    ino: int
+    file: int | None
+    fd: int
+    is_writer: bool
+    plain_path: str
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenDir:
+    """An open directory: what it held at its first read, for one caller."""
+
+    fh: int
+    ino: int
+    entries: list[DirEntry] | None = None
+
+
+class _Scope(threading.local):
+    """The mutation that this thread is in."""
+
+    stack: contextlib.ExitStack | None = None
+    is_begun: bool = False
+
+    def __init__(self) -> None:
+        self.after: list[Callable[[], None]] = []
+
+
+@dataclass(slots=True, kw_only=True)
+class Memory:
+    """State that is lost with the process; everything here can be lost without harm."""
+
+    lookups: dict[int, int] = field(default_factory=dict[int, int])
+    opens: dict[int, int] = field(default_factory=dict[int, int])
+    """Open handles by node."""
+    files: dict[int, OpenFile] = field(default_factory=dict[int, OpenFile])
+    dirs: dict[int, OpenDir] = field(default_factory=dict[int, OpenDir])
+    clones: dict[int, dict[int, int]] = field(default_factory=dict[int, dict[int, int]])
+    """Revision -> node of its base -> its copy."""
+    dirs_count: int = 0
+    """Directories that were opened so far."""
+    writers: dict[int, set[tuple[int, int]]] = field(
+        default_factory=dict[int, set[tuple[int, int]]]
+    )
+    """Attempt -> (pid, start) of its writers."""
+    callers: dict[str, set[tuple[int, int]]] = field(
+        default_factory=dict[str, set[tuple[int, int]]]
+    )
+    """Shared job key -> (pid, start) of processes that used the mount."""
+    moments: dict[object, float] = field(default_factory=dict[object, float])
+    """When something was last asked of the store, on the monotonic clock."""
+    is_inherited: bool = False
+    """The kernel knows nodes from before this process, which nobody counted here."""
+    resumed: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    had_pending: set[tuple[int, str, str]] = field(default_factory=set[tuple[int, str, str]])
+    listings: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+    wholeness: dict[int, tuple[int, bool]] = field(default_factory=dict[int, tuple[int, bool]])
+
+
+class Context:
+    """See the module."""
+
+    def __init__(
+        self,
+        *,
+        spool: Spool,
+        catalog: Catalog,
+        waker: Waker,
+        clock: Clock,
+        patterns: NamePatterns,
+        identify: Identify,
+        settings: VfsSettings,
+        invalidations: Invalidations | None,
+    ) -> None:
+        self.spool = spool
+        self.catalog = catalog
+        self.waker = waker
+        self.clock = clock
+        self.patterns = patterns
+        self.identify = identify
+        self.settings = settings
+        self.invalidations = invalidations
+        self.lock = threading.RLock()
+        self.memory = Memory()
+        self._scope = _Scope()
+
+    @contextlib.contextmanager
+    def atomic(self) -> Generator[None]:
+        """One transaction, begun by the first `change()` inside."""
+        scope = self._scope
+        if scope.stack is not None:
+            yield
+            return
+        renewed: RenewedError | None = None
+        try:
+            with contextlib.ExitStack() as stack:
+                scope.stack, scope.is_begun, scope.after = stack, False, []
+                try:
+                    yield
+                except RenewedError as exc:
+                    renewed = exc
+                except BaseException:
+                    self._forget_undone()
+                    raise
+                finally:
+                    scope.stack = None
+        finally:
+            after, scope.after = scope.after, []
+        for call in after:
+            call()
+        if renewed is not None:
+            raise renewed
+
+    def _forget_undone(self) -> None:
+        """What was kept in memory of rows that are now rolled back; it is read again."""
+        if self._scope.is_begun:
+            with self.lock:
+                self.memory.clones.clear()
+                self.memory.writers.clear()
+                self.memory.wholeness.clear()
+
+    @contextlib.contextmanager
+    def change(self) -> Generator[None]:
+        """Mutations of the spool; nothing inside may block."""
+        with self.atomic():
+            scope = self._scope
+            assert scope.stack is not None
+            if not scope.is_begun:
+                scope.stack.enter_context(self.spool.transaction())
+                scope.is_begun = True
+            yield
+
+    def afterwards(self, call: Callable[[], None]) -> None:
+        """Do this once the present change is committed."""
+        if self._scope.stack is None:
+            call()
+        elif call not in self._scope.after:
+            self._scope.after.append(call)
+
+    def wake(self) -> None:
+        """Tell the publisher, once the present change is committed."""
+        self.afterwards(self.waker.wake)
+
+    def invalidate(self, parent: int, name: str) -> None:
+        """Tell the kernel that a name changed its meaning, once the change is committed."""
+        told = self.invalidations
+        if told is not None:
+            self.afterwards(lambda: told.name(parent, name))
+
+    def need_block(self, caller: Caller) -> None:
+        """What follows may touch the store or wait."""
+        assert not (self._scope.stack is not None and self._scope.is_begun), "blocks in a change"
+        if not caller.may_block:
+            msg = "this needs the store or has to wait"
+            raise WouldBlockError(msg)
+
+    def who(self, caller: Caller) -> Who:
+        """The caller's incarnation."""
+        process = self.identify.process(caller.pid)
+        key = process.job_key
+        if key.kind is JobKind.OUTSIDE and self.settings.default_job_key:
+            key = JobKey.parse(self.settings.default_job_key)
+        if key.is_shared and process.pid:
+            with self.lock:
+                self.memory.callers.setdefault(str(key), set()).add((process.pid, process.start))
+        return Who(
+            key=str(key),
+            is_shared=key.is_shared,
+            pid=process.pid,
+            start=process.start,
+            rank=process.rank.rank,
+            world_size=process.rank.world_size,
+        )
+
+    def node(self, ino: int) -> NodeRow:
+        """The node; ESTALE if it is gone."""
+        node = self.spool.node(ino)
+        if node is None:
+            msg = "this node is gone"
+            raise stale(f"node {ino}", msg)
+        return node
+
+    def view(self, caller: Caller, run: str, *, max_age_s: float | None = None) -> RunView:
+        """The run as its log says, at most a moment old."""
+        age = self.settings.view_age_s if max_age_s is None else max_age_s
+        if not self.catalog.is_fresh(run, age):
+            self.need_block(caller)
+        return self.catalog.view(run, age)
+
+    def is_due(self, what: object, interval_s: float) -> bool:
+        """Whether *what* was last done longer than *interval_s* ago; notes nothing."""
+        last = self.memory.moments.get(what)
+        return last is None or self.clock.monotonic() - last >= interval_s
+
+    def done_now(self, what: object) -> None:
+        """*what* was done just now."""
+        with self.lock:
+            if len(self.memory.moments) > 100_000:
+                self.memory.moments.clear()
+            self.memory.moments[what] = self.clock.monotonic()
+
+    def store_is_away(self, exc: TransientStoreError, what: str) -> None:
+        """Note that the store did not answer and the call goes on without it."""
+        if self.is_due("store-away", 10.0):
+            self.done_now("store-away")
+            _log.warning("store-away doing=%s error=%s", what, exc)

@@ -1,0 +1,214 @@
+"""Making and removing directories: attempts, directories inside of them, plain ones.
+
+Owns the rules of when a directory is a new attempt, and what the removal of a checkpoint's root
+means: an open attempt is given up, a committed checkpoint gets a tombstone. Any thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+
+from ckptgate.errors import CkptError, ExistsError, MissingError
+from ckptgate.model.documents import NameOpKind
+from ckptgate.model.jobkey import JobKey
+from ckptgate.model.layout import GATEWAY_DIR
+from ckptgate.model.states import AttemptState
+from ckptgate.ports.spool import (
+    AttemptRow,
+    NameOpRow,
+    NodeKind,
+    NodeRow,
+    PlainOpKind,
+    TombstoneRow,
+)
+from ckptgate.vfs import files, listing, names, pending, plain, revisions, visibility
+from ckptgate.vfs.attributes import entry_of
+from ckptgate.vfs.context import Context, Who
+from ckptgate.vfs.interface import Caller, Entry
+from ckptgate.vfs.liveness import record_writer
+from ckptgate.vfs.lookup import remove_name
+from ckptgate.vfs.visibility import Found, What
+
+__all__ = ["abandon", "is_empty_attempt", "mkdir", "not_empty", "queue_name_op", "rmdir"]
+
+_log = logging.getLogger(__name__)
+
+
+def mkdir(ctx: Context, caller: Caller, parent_ino: int, name: str, mode: int) -> Entry:
+    """Make a directory; a name that is a checkpoint's starts an attempt.
+
+    Raises:
+        ExistsError: the name means something to this caller already.
+    """
+    directory = visibility.directory(ctx, caller, parent_ino)
+    who = ctx.who(caller)
+    found = None if name == GATEWAY_DIR else visibility.resolve(ctx, caller, directory, name)
+    if found is not None:
+        if found.what is What.ATTEMPT:
+            _note_writer(ctx, who, found)
+        msg = f"{name!r} is there already"
+        raise ExistsError(msg, subject=name)
+    is_attempt = names.is_checkpoint(ctx, directory, name)
+    names.check_new_name(ctx, directory, name, is_attempt=is_attempt)
+    parent = revisions.writable(ctx, caller, directory)
+    with ctx.change():
+        node = files.new_node(ctx, caller, parent, NodeKind.DIR, mode)
+        if is_attempt:
+            _start_attempt(ctx, who, parent, name, node)
+            return entry_of(ctx, ctx.node(node.ino), 0.0)
+        if parent.attempt is None:
+            path = names.plain_path(parent, name)
+            ctx.spool.update_node(node.ino, plain_path=path)
+            plain.queue(ctx, PlainOpKind.MKDIR, path, mode=node.mode)
+        ctx.spool.link(parent.ino, name, node.ino)
+        if parent.attempt is not None:
+            path = names.path_in_attempt(ctx, node.ino)
+            queue_name_op(ctx, parent.attempt, NameOpKind.MKDIR, path, mode=node.mode)
+            revisions.touch(ctx, who, parent)
+        timeout = ctx.settings.entry_timeout_s if parent.ino == parent_ino else 0.0
+        return entry_of(ctx, ctx.node(node.ino), timeout)
+
+
+def _note_writer(ctx: Context, who: Who, found: Found) -> None:
+    """Who asks for a directory that its incarnation writes is one of the writers."""
+    if found.attempt is not None:
+        with ctx.change():
+            record_writer(ctx, found.attempt, who)
+
+
+def _start_attempt(ctx: Context, who: Who, parent: NodeRow, name: str, root: NodeRow) -> None:
+    for row in ctx.spool.attempts(run_ino=parent.ino, name=name, states=(AttemptState.OPEN,)):
+        # Its incarnation no longer sees it (else the name were taken): its writers died.
+        if row.job_key == who.key:
+            abandon(ctx, row, "its writers died before it was whole")
+    now = ctx.clock.now_ns()
+    run = parent.plain_path or ""
+    row = ctx.spool.add_attempt(
+        AttemptRow(
+            id=0,
+            run=run,
+            run_ino=parent.ino,
+            name=name,
+            attempt="",
+            job_key=who.key,
+            generation=-1,
+            state=AttemptState.OPEN,
+            root=root.ino,
+            world_size=who.world_size,
+            created_ns=now,
+            write_ns=now,
+        )
+    )
+    ctx.spool.update_node(root.ino, attempt=row.id)
+    record_writer(ctx, row, who)
+    ctx.spool.watch_run(run)
+    ctx.wake()
+    _log.info("attempt-starts run=%r name=%r job=%s", run, name, who.key)
+
+
+def abandon(ctx: Context, row: AttemptRow, reason: str) -> None:
+    """Give an undecided attempt up; inside a change."""
+    ctx.spool.update_attempt(row.id, state=AttemptState.ABANDONED, reason=reason)
+    ctx.wake()
+    _log.info("attempt-abandoned run=%r name=%r reason=%s", row.run, row.name, reason)
+
+
+def queue_name_op(
+    ctx: Context, attempt: int, op: NameOpKind, path: str, *, to: str = "", mode: int = 0o755
+) -> None:
+    """Tell the attempt's other members, if there can be any; inside a change."""
+    row = ctx.spool.attempt(attempt)
+    if row is None or not row.job_key or not JobKey.parse(row.job_key).is_shared:
+        return
+    ctx.spool.add_name_op(NameOpRow(id=0, attempt=attempt, op=str(op), path=path, to=to, mode=mode))
+    ctx.wake()
+
+
+def not_empty(name: str) -> CkptError:
+    """The error for a directory that holds something."""
+    return CkptError(f"{name!r} is not empty", subject=name, errno_value=errno.ENOTEMPTY)
+
+
+def is_empty_attempt(ctx: Context, row: AttemptRow) -> bool:
+    """Whether the attempt's tree holds nothing."""
+    return ctx.spool.count_children(row.root) == 0
+
+
+def rmdir(ctx: Context, caller: Caller, parent_ino: int, name: str) -> None:
+    """Remove an empty directory."""
+    parent = visibility.directory(ctx, caller, parent_ino)
+    found = visibility.resolve(ctx, caller, parent, name)
+    if found is None:
+        msg = f"nothing is named {name!r} here"
+        raise MissingError(msg, subject=name)
+    if found.node.kind is not NodeKind.DIR:
+        msg = f"{name!r} is not a directory"
+        raise CkptError(msg, subject=name, errno_value=errno.ENOTDIR)
+    if found.attempt is not None:
+        _remove_root(ctx, caller, parent, name, found.attempt)
+    elif found.what is What.INNER:
+        _remove_inner(ctx, caller, parent, name)
+    else:
+        _remove_plain(ctx, caller, parent, name, found.node)
+
+
+def _remove_root(ctx: Context, caller: Caller, parent: NodeRow, name: str, row: AttemptRow) -> None:
+    if row.state in visibility.UNDECIDED:
+        # Raises ESTALE if it got decided while this waited.
+        revisions.writable(ctx, caller, ctx.node(row.root))
+        row = ctx.spool.attempt(row.id) or row
+    if not is_empty_attempt(ctx, row):
+        raise not_empty(name)
+    who = ctx.who(caller)
+    with ctx.change():
+        committed = row
+        if row.state is not AttemptState.COMMITTED:
+            base = None if row.base is None else ctx.spool.attempt(row.base)
+            abandon(ctx, row, "removed" if base is None else "deleted")
+            if base is None or base.state is not AttemptState.COMMITTED:
+                ctx.invalidate(parent.ino, name)
+                return
+            committed = base
+        ctx.spool.add_tombstone(
+            TombstoneRow(
+                id=0,
+                run=parent.plain_path or "",
+                name=name,
+                attempt=committed.attempt,
+                job_key=who.key,
+            )
+        )
+        ctx.spool.watch_run(parent.plain_path or "")
+    ctx.invalidate(parent.ino, name)
+    ctx.wake()
+    _log.info("checkpoint-deleted run=%r name=%r by=%s", committed.run, name, who.key)
+
+
+def _remove_inner(ctx: Context, caller: Caller, parent: NodeRow, name: str) -> None:
+    parent = revisions.writable(ctx, caller, parent)
+    child = ctx.spool.child(parent.ino, name)
+    if child is None or parent.attempt is None:
+        msg = f"nothing is named {name!r} here"
+        raise MissingError(msg, subject=name)
+    if ctx.spool.count_children(child.ino):
+        raise not_empty(name)
+    with ctx.change():
+        path = names.path_in_attempt(ctx, child.ino)
+        queue_name_op(ctx, parent.attempt, NameOpKind.RMDIR, path)
+        remove_name(ctx, parent, name, child)
+        revisions.touch(ctx, ctx.who(caller), parent)
+
+
+def _remove_plain(ctx: Context, caller: Caller, parent: NodeRow, name: str, node: NodeRow) -> None:
+    states = (AttemptState.OPEN, AttemptState.SEALED, AttemptState.COMMITTED)
+    if ctx.spool.attempts(run_ino=node.ino, states=states) or listing.snapshot(ctx, caller, node):
+        raise not_empty(name)
+    view = ctx.view(caller, node.plain_path or "")
+    if view.committed or view.undecided:
+        raise not_empty(name)
+    with ctx.change():
+        for child_name, _ in ctx.spool.children(node.ino):
+            # Values of pointers that the caller's incarnation removed.
+            ctx.spool.unlink(node.ino, child_name)
+        pending.remove_plain(ctx, ctx.who(caller), parent, name, is_dir=True)

@@ -1,0 +1,150 @@
+"""What says that a checkpoint gets no more writes, as it is seen here: commit events.
+
+Owns the rule that the first event counts. The formats say what an event is; a rename of the whole
+directory from a temporary name, and explicit commits, are events of no format. Inside a change; any
+thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+from collections.abc import Collection, Iterator
+
+from ckptgate.errors import CkptError, MissingError, UsageError
+from ckptgate.formats import registry
+from ckptgate.formats.base import FileOp
+from ckptgate.model.entries import SealEvent
+from ckptgate.model.states import AttemptState
+from ckptgate.ports.explicit import record_explicit_commit
+from ckptgate.ports.spool import AttemptRow, NodeRow
+from ckptgate.vfs import names
+from ckptgate.vfs.context import Context
+
+__all__ = [
+    "after_close",
+    "after_rename",
+    "commit_explicitly",
+    "parse_commit",
+    "seal",
+    "state_text",
+]
+
+_log = logging.getLogger(__name__)
+
+
+class _Paths(Collection[str]):
+    """The attempt's file paths, read from the spool only when somebody looks."""
+
+    def __init__(self, ctx: Context, attempt: int) -> None:
+        self._ctx = ctx
+        self._attempt = attempt
+        self._paths: list[str] | None = None
+
+    def _known(self) -> list[str]:
+        if self._paths is None:
+            files = self._ctx.spool.files_of_attempt(self._attempt)
+            self._paths = [path for path, _, _ in files]
+        return self._paths
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known())
+
+    def __len__(self) -> int:
+        return len(self._known())
+
+    def __contains__(self, item: object) -> bool:
+        return item in self._known()
+
+
+def after_close(ctx: Context, node: NodeRow) -> None:
+    """A file of an attempt was closed by its writer."""
+    if ctx.spool.place(node.ino) is not None:
+        _look_for_event(ctx, node, "close", names.path_in_attempt(ctx, node.ino), "")
+
+
+def after_rename(ctx: Context, node: NodeRow, old: str) -> None:
+    """A file of an attempt, formerly *old*, got its present name."""
+    _look_for_event(ctx, node, "rename", names.path_in_attempt(ctx, node.ino), old)
+
+
+def _look_for_event(ctx: Context, node: NodeRow, op: FileOp, path: str, old: str) -> None:
+    row = None if node.attempt is None else ctx.spool.attempt(node.attempt)
+    if row is None or row.event or row.state not in {AttemptState.OPEN, AttemptState.SEALED}:
+        return
+    found = registry.commit_event(_Paths(ctx, row.id), op, path, old)
+    if found is not None:
+        seal(ctx, row, SealEvent.FORMAT, found[1])
+
+
+def seal(ctx: Context, row: AttemptRow, event: SealEvent, detail: str = "") -> None:
+    """Note the commit event."""
+    if row.event:
+        return
+    ctx.spool.update_attempt(
+        row.id,
+        state=AttemptState.SEALED,
+        event=str(event),
+        detail=detail,
+        event_ns=ctx.clock.now_ns(),
+    )
+    ctx.wake()
+    _log.info("commit-event run=%r name=%r event=%s detail=%s", row.run, row.name, event, detail)
+
+
+def parse_commit(value: bytes) -> tuple[int | None, int | None, bool]:
+    """(rank, world size, for all) of a `user.ckptgate.commit` attribute.
+
+    Raises:
+        UsageError: EINVAL, it is neither `RANK/WORLD` nor `all`.
+    """
+    text = value.decode("ascii", "replace").strip()
+    if text == "all":
+        return None, None, True
+    rank, sep, world = text.partition("/")
+    if sep and rank.isdecimal() and world.isdecimal() and len(text) < 20:
+        return int(rank), int(world), False
+    msg = f"user.ckptgate.commit is {text[:40]!r}, not RANK/WORLD or all"
+    raise UsageError(msg, hint="setfattr -n user.ckptgate.commit -v 0/8 CHECKPOINT")
+
+
+def commit_explicitly(
+    ctx: Context, attempt: int, rank: int | None, world_size: int | None, *, is_all: bool
+) -> AttemptRow:
+    """A rank, or somebody for all ranks, says that its part is written."""
+    try:
+        row = record_explicit_commit(
+            ctx.spool,
+            attempt,
+            rank=rank,
+            world_size=world_size,
+            is_all=is_all,
+            now_ns=ctx.clock.now_ns(),
+        )
+    except CkptError as exc:
+        _log.warning("explicit-commit-refused attempt=%d error=%s", attempt, exc)
+        raise
+    ctx.wake()
+    return row
+
+
+def state_text(ctx: Context, node: NodeRow) -> bytes:
+    """The `user.ckptgate.state` attribute: JSON of what is known of the checkpoint.
+
+    Raises:
+        MissingError: ENODATA, the node belongs to none.
+    """
+    row = None if node.attempt is None else ctx.spool.attempt(node.attempt)
+    if row is None:
+        msg = "this belongs to no checkpoint"
+        raise MissingError(msg, errno_value=errno.ENODATA)
+    value = {
+        "name": row.name,
+        "attempt": row.attempt,
+        "state": str(row.state),
+        "event": row.event,
+        "missing": list(row.missing),
+        "reason": row.reason,
+    }
+    return json.dumps(value, sort_keys=True).encode()

@@ -1,0 +1,229 @@
+"""Creating and opening files, and the handles that this makes.
+
+Owns the rule that a node has one backing file and one mode while it is open. Any thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from ckptgate.errors import CkptError, ExistsError, MissingError
+from ckptgate.ports.spool import (
+    FileRow,
+    HandleRow,
+    LocalBytes,
+    NodeKind,
+    NodeRow,
+)
+from ckptgate.vfs import names, pending, revisions, visibility
+from ckptgate.vfs.attributes import entry_of, is_decided
+from ckptgate.vfs.context import Context, OpenFile, Who
+from ckptgate.vfs.interface import Caller, Entry, Opened
+from ckptgate.vfs.writing import file_of, is_frozen, pending_kind, prepare_write
+
+__all__ = ["create", "new_node", "open_file", "read_plain", "reopen"]
+
+_READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+_WRITE_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+def new_node(
+    ctx: Context, caller: Caller, parent: NodeRow, kind: NodeKind, mode: int, *, target: str = ""
+) -> NodeRow:
+    """A new node in the tree of *parent*, without a name yet; inside a change."""
+    now = ctx.clock.now_ns()
+    is_set_gid = bool(parent.mode & 0o2000)
+    if is_set_gid and kind is NodeKind.DIR:
+        mode |= 0o2000
+    return ctx.spool.add_node(
+        NodeRow(
+            ino=0,
+            kind=kind,
+            attempt=parent.attempt,
+            mode=mode & 0o7777,
+            uid=caller.uid,
+            gid=parent.gid if is_set_gid else caller.gid,
+            size=0,
+            mtime_ns=now,
+            ctime_ns=now,
+            target=target,
+        )
+    )
+
+
+def create(
+    ctx: Context, caller: Caller, parent_ino: int, name: str, flags: int, mode: int
+) -> tuple[Entry, Opened]:
+    """Make and open a file; one that is there is opened, unless O_EXCL was asked."""
+    directory = visibility.directory(ctx, caller, parent_ino)
+    found = visibility.resolve(ctx, caller, directory, name)
+    if found is not None:
+        if flags & os.O_EXCL:
+            msg = f"{name!r} is there already"
+            raise ExistsError(msg, subject=name)
+        opened = openfile_of(ctx, caller, found.node.ino, flags)
+        return entry_of(ctx, found.node, found.timeout_s), opened
+    names.check_new_name(ctx, directory, name)
+    parent = revisions.writable(ctx, caller, directory)
+    who = ctx.who(caller)
+    with ctx.change():
+        file = ctx.spool.add_file()
+        fd = makefile_of(ctx.spool.data_path(file.file))
+        try:
+            node = new_node(ctx, caller, parent, NodeKind.FILE, mode)
+            node = ctx.spool.update_node(node.ino, file=file.file)
+            is_shared_name = _place_new(ctx, who, parent, name, node)
+            revisions.touch(ctx, who, parent)
+            opened = _add_handle(ctx, caller, node, file.file, fd, is_writer=True)
+        except BaseException:
+            os.close(fd)
+            raise
+    is_redirected = parent.ino != parent_ino
+    timeout = ctx.settings.entry_timeout_s if is_shared_name and not is_redirected else 0.0
+    return entry_of(ctx, node, timeout), opened
+
+
+def _place_new(ctx: Context, who: Who, parent: NodeRow, name: str, node: NodeRow) -> bool:
+    """Give a new file its name; True if that means the same for everybody."""
+    if parent.attempt is not None:
+        ctx.spool.link(parent.ino, name, node.ino)
+        return True
+    kind = pending_kind(ctx, parent, name)
+    path = names.plain_path(parent, name)
+    if kind is None:
+        ctx.spool.update_node(node.ino, plain_path=path)
+        ctx.spool.link(parent.ino, name, node.ino)
+        ctx.wake()
+        return True
+    ctx.spool.update_node(node.ino, plain_path=path)
+    pending.put(ctx, who, parent, name, node.ino, kind)
+    return False
+
+
+def openfile_of(ctx: Context, caller: Caller, ino: int, flags: int) -> Opened:
+    """Open a file.
+
+    Raises:
+        RenewedError: ESTALE, the name has a new node now.
+        CkptError: ELOOP for a symlink, EISDIR for a directory.
+    """
+    node = ctx.node(ino)
+    if node.kind is not NodeKind.FILE:
+        value = errno.EISDIR if node.kind is NodeKind.DIR else errno.ELOOP
+        msg = f"node {ino} is a {node.kind}, not a file"
+        raise CkptError(msg, errno_value=value)
+    if flags & os.O_ACCMODE == os.O_RDONLY and not flags & os.O_TRUNC:
+        return _open_to_read(ctx, caller, node)
+    node = prepare_write(ctx, caller, node, is_emptied=bool(flags & os.O_TRUNC))
+    assert node.file is not None
+    fd = os.open(ctx.spool.data_path(node.file), _WRITE_FLAGS)
+    try:
+        with ctx.change():
+            opened = _add_handle(ctx, caller, node, node.file, fd, is_writer=True)
+            revisions.touch(ctx, ctx.who(caller), node)
+    except BaseException:
+        os.close(fd)
+        raise
+    return opened
+
+
+def _open_to_read(ctx: Context, caller: Caller, node: NodeRow) -> Opened:
+    if node.file is None:
+        with ctx.change():
+            return _add_handle(ctx, caller, node, None, -1, is_writer=False)
+    file = file_of(ctx, node)
+    fd, is_complete = _read_descriptor(ctx, node, file)
+    try:
+        with ctx.change():
+            opened = _add_handle(ctx, caller, node, file.file, fd, is_writer=False)
+    except BaseException:
+        os.close(fd)
+        raise
+    keep = is_decided(ctx, node)
+    return Opened(fh=opened.fh, fd=fd, is_complete=is_complete, keep_cache=keep)
+
+
+def _read_descriptor(ctx: Context, node: NodeRow, file: FileRow) -> tuple[int, bool]:
+    """A descriptor for readers of the node, and whether all bytes are there.
+
+    A node has one backing file and mode while it is open: where a writer may join, it is opened
+    for writing at once.
+    """
+    path = ctx.spool.data_path(file.file)
+    if file.local is LocalBytes.FULL:
+        flags = _READ_FLAGS if is_frozen(ctx, node, file) else _WRITE_FLAGS
+        return os.open(path, flags), True
+    return os.open(path, _READ_FLAGS | os.O_CREAT, 0o600), node.size == 0
+
+
+def _add_handle(
+    ctx: Context, caller: Caller, node: NodeRow, file: int | None, fd: int, *, is_writer: bool
+) -> Opened:
+    """Note an open handle; inside a change."""
+    fh = ctx.spool.next_handle()
+    who = ctx.who(caller) if is_writer else None
+    if file is not None:
+        # A reader's row only serves `reopen`: its process is none, and it counts as closed.
+        ctx.spool.add_handle(
+            HandleRow(
+                fh=fh,
+                ino=node.ino,
+                file=file,
+                pid=who.pid if who else 0,
+                start=who.start if who else 0,
+                rank=-1 if who is None or who.rank is None else who.rank,
+                is_closed=not is_writer,
+            )
+        )
+    with ctx.lock:
+        ctx.memory.files[fh] = OpenFile(
+            fh=fh,
+            ino=node.ino,
+            file=file,
+            fd=fd,
+            is_writer=is_writer,
+            plain_path=node.plain_path or "",
+        )
+        ctx.memory.opens[node.ino] = ctx.memory.opens.get(node.ino, 0) + 1
+    return Opened(fh=fh, fd=fd, is_complete=fd >= 0)
+
+
+def reopen(ctx: Context, fh: int) -> Opened | None:
+    """A descriptor for a handle that a predecessor of this process had opened; None: unknown."""
+    known = ctx.memory.files.get(fh)
+    if known is not None:
+        return Opened(fh=fh, fd=known.fd, is_complete=known.fd >= 0)
+    row = ctx.spool.handle(fh)
+    node = None if row is None else ctx.spool.node(row.ino)
+    file = None if row is None else ctx.spool.file(row.file)
+    if row is None or node is None or file is None:
+        return None
+    is_writer = bool(row.pid) or not row.is_closed
+    if is_writer:
+        fd, is_complete = os.open(ctx.spool.data_path(file.file), _WRITE_FLAGS), True
+    else:
+        fd, is_complete = _read_descriptor(ctx, node, file)
+    with ctx.lock:
+        ctx.memory.files[fh] = OpenFile(
+            fh=fh,
+            ino=node.ino,
+            file=file.file,
+            fd=fd,
+            is_writer=is_writer,
+            plain_path=node.plain_path or "",
+        )
+        ctx.memory.opens[node.ino] = ctx.memory.opens.get(node.ino, 0) + 1
+    return Opened(fh=fh, fd=fd, is_complete=is_complete)
+
+
+def read_plain(ctx: Context, caller: Caller, fh: int, offset: int, length: int) -> bytes:
+    """Bytes of a plain file that is only in the store."""
+    handle = ctx.memory.files.get(fh)
+    if handle is None:
+        msg = f"handle {fh} is not known"
+        raise MissingError(msg, errno_value=errno.EBADF)
+    if handle.fd >= 0:
+        return os.pread(handle.fd, length, offset)
+    ctx.need_block(caller)
+    return ctx.catalog.plain_read(handle.plain_path, offset, length)

@@ -1,0 +1,126 @@
+"""Directory listings: one snapshot an open directory, of what its opener sees. Any thread.
+
+Owns the rule that a listing shows exactly the names that a look-up by the same caller would find,
+and that positions in it stay valid while the directory is open.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Sequence
+
+from ckptgate.errors import CkptError, MissingError
+from ckptgate.ports.spool import NodeKind, NodeRow
+from ckptgate.vfs import names, plain, visibility, waits
+from ckptgate.vfs.attributes import attr_of
+from ckptgate.vfs.context import Context, OpenDir
+from ckptgate.vfs.interface import Caller, DirEntry, Entry
+
+_log = logging.getLogger(__name__)
+_DIR_BIT = 1 << 62
+_COUNT_BITS = 24
+_COUNT_MASK = (1 << _COUNT_BITS) - 1
+
+__all__ = ["opendir", "readdir", "releasedir", "snapshot"]
+
+
+def opendir(ctx: Context, caller: Caller, ino: int) -> int:
+    """Open a directory; what it holds is looked at by the first `readdir`."""
+    node = visibility.directory(ctx, caller, ino)
+    with ctx.lock:
+        # The number tells the node, so that a successor of this process can go on with it.
+        ctx.memory.dirs_count += 1
+        fh = _DIR_BIT | node.ino << _COUNT_BITS | ctx.memory.dirs_count & _COUNT_MASK
+        ctx.memory.dirs[fh] = OpenDir(fh=fh, ino=node.ino)
+    return fh
+
+
+def releasedir(ctx: Context, fh: int) -> None:
+    """Close it."""
+    with ctx.lock:
+        ctx.memory.dirs.pop(fh, None)
+
+
+def readdir(ctx: Context, caller: Caller, fh: int, cookie: int) -> Sequence[DirEntry]:
+    """Entries after *cookie*; a seek to the start looks again."""
+    opened = ctx.memory.dirs.get(fh)
+    if opened is None:
+        if not fh & _DIR_BIT:
+            msg = f"directory handle {fh} is not known"
+            raise MissingError(msg, errno_value=errno.EBADF)
+        opened = OpenDir(fh=fh, ino=(fh & ~_DIR_BIT) >> _COUNT_BITS)
+        with ctx.lock:
+            ctx.memory.dirs[fh] = opened
+    if opened.entries is None or cookie == 0:
+        node = visibility.directory(ctx, caller, opened.ino)
+        opened.entries = _entries(ctx, caller, node)
+    return opened.entries[cookie:]
+
+
+def _entries(ctx: Context, caller: Caller, node: NodeRow) -> list[DirEntry]:
+    place = ctx.spool.place(node.ino)
+    up = node.ino if place is None else place[0]
+    found: list[DirEntry] = [
+        DirEntry(".", node.ino, NodeKind.DIR, 1, None),
+        DirEntry("..", up, NodeKind.DIR, 2, None),
+    ]
+    for name, (child, timeout) in snapshot(ctx, caller, node).items():
+        entry = None
+        if timeout > 0:
+            entry = Entry(attr_of(ctx, child), timeout)
+        found.append(DirEntry(name, child.ino, child.kind, len(found) + 1, entry))
+    return found
+
+
+def snapshot(ctx: Context, caller: Caller, node: NodeRow) -> dict[str, tuple[NodeRow, float]]:
+    """Name -> (node, how long the kernel may keep it) of all that this caller sees."""
+    if node.attempt is not None:
+        waits.refresh_shared(ctx, caller, node)
+        timeout = visibility.inner_timeout(ctx, node)
+        return {name: (child, timeout) for name, child in ctx.spool.children(node.ino)}
+    who = ctx.who(caller)
+    view = ctx.view(caller, node.plain_path or "")
+    view = waits.wait_to_resume(ctx, caller, who, node, view)
+    stored = plain.list_store(ctx, caller, node)
+    # Each name goes through the one rule of what it means; here is only who may have names.
+    candidates: dict[str, None] = {}
+    for name, _ in ctx.spool.children(node.ino):
+        candidates[name] = None
+    candidates.update(dict.fromkeys(visibility.committed_names(ctx, node.ino, view)))
+    candidates.update(dict.fromkeys(visibility.own_attempts(ctx, who, node.ino)))
+    candidates.update(dict.fromkeys(row.name for row in ctx.spool.pending(parent=node.ino)))
+    candidates.update(dict.fromkeys(view.pointers))
+    for entry in stored:
+        if entry.name in view.names or entry.name in view.pointers or entry.name in candidates:
+            continue
+        child = plain.take_entry(ctx, node, entry.name, entry)
+        ctx.done_now(("plain", child.ino))
+        candidates[entry.name] = None
+    return _meanings(ctx, caller, node, candidates)
+
+
+def _meanings(
+    ctx: Context, caller: Caller, node: NodeRow, candidates: dict[str, None]
+) -> dict[str, tuple[NodeRow, float]]:
+    found: dict[str, tuple[NodeRow, float]] = {}
+    for name in candidates:
+        child = ctx.spool.child(node.ino, name)
+        if child is not None and child.plain_path is not None and _is_simple(ctx, node, name):
+            found[name] = (child, ctx.settings.entry_timeout_s)
+            continue
+        try:
+            meaning = visibility.resolve(ctx, caller, node, name)
+        except CkptError as exc:
+            # One checkpoint whose manifest is damaged must not hide all others.
+            if exc.errno != errno.EIO:
+                raise
+            _log.error("name-unreadable dir=%d name=%r error=%s", node.ino, name, exc)
+            continue
+        if meaning is not None:
+            found[name] = (meaning.node, meaning.timeout_s)
+    return found
+
+
+def _is_simple(ctx: Context, node: NodeRow, name: str) -> bool:
+    return not names.is_special(ctx, node, name)

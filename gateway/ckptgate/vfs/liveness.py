@@ -1,0 +1,208 @@
+"""Whether somebody still writes an attempt, and which attempts nobody may see.
+
+Owns the rule: an open attempt whose writers are all gone is hidden from everybody if a close of it
+was torn, or if it is of a known format and not whole. Unknown content that was closed in order
+stays visible to its incarnation. Any thread.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+
+import msgspec
+
+from ckptgate.errors import CkptError
+from ckptgate.formats import registry
+from ckptgate.formats.base import Format
+from ckptgate.model.states import AttemptState, FileState
+from ckptgate.ports.spool import AttemptRow, FileRow, LocalBytes, NodeRow, PendingKind
+from ckptgate.vfs.context import Context, Who
+
+__all__ = ["has_live_writer", "is_hidden", "mark_torn", "record_writer", "sweep_dead_handles"]
+
+_log = logging.getLogger(__name__)
+
+
+def _meta_key(attempt: int) -> str:
+    return f"writers.{attempt}"
+
+
+def _writers(ctx: Context, attempt: int) -> set[tuple[int, int]]:
+    """(pid, start) of all processes that wrote the attempt; kept in the spool too."""
+    with ctx.lock:
+        known = ctx.memory.writers.get(attempt)
+        if known is None:
+            stored: list[list[int]] = json.loads(ctx.spool.get_meta(_meta_key(attempt)) or "[]")
+            known = {(pid, start) for pid, start in stored}
+            ctx.memory.writers[attempt] = known
+        return known
+
+
+def record_writer(ctx: Context, row: AttemptRow, who: Who) -> AttemptRow:
+    """Note a change of the attempt by this process; inside a change.
+
+    Returns:
+        The row as it is now.
+    """
+    known = _writers(ctx, row.id)
+    if who.pid and (who.pid, who.start) not in known:
+        with ctx.lock:
+            known.add((who.pid, who.start))
+            ctx.spool.set_meta(_meta_key(row.id), json.dumps(sorted(known)))
+        if who.rank is not None:
+            ctx.spool.add_writer_rank(row.id, who.rank)
+    changes: dict[str, object] = {"write_ns": ctx.clock.now_ns()}
+    if row.world_size is None and who.world_size is not None:
+        changes["world_size"] = who.world_size
+    return ctx.spool.update_attempt(row.id, **changes)
+
+
+def has_live_writer(ctx: Context, row: AttemptRow) -> bool:
+    """Whether a process that wrote the attempt still runs.
+
+    Where no writer could be identified, this says yes: only time can tell then.
+    """
+    known = _writers(ctx, row.id)
+    with ctx.lock:
+        candidates = list(known)
+    return not candidates or any(ctx.identify.is_alive(pid, start) for pid, start in candidates)
+
+
+def is_hidden(ctx: Context, row: AttemptRow) -> bool:
+    """Whether nobody may see this attempt, not even its incarnation."""
+    if row.state is not AttemptState.OPEN or has_live_writer(ctx, row):
+        return False
+    files = ctx.spool.files_of_attempt(row.id)
+    if any(_is_torn(ctx, file) for _, _, file in files):
+        return True
+    if row.base is not None:
+        return False
+    known = registry.recognise([path for path, _, _ in files])
+    if known is None or _has_live_caller(ctx, row):
+        return False
+    return not _is_whole(ctx, row, known, files)
+
+
+def _is_torn(ctx: Context, file: FileRow) -> bool:
+    if file.evidence.is_torn:
+        return True
+    # Still open, and all who might close it are dead: the mount did not run when they died.
+    return file.state is FileState.OPEN and not any(
+        not handle.is_closed and (not handle.pid or ctx.identify.is_alive(handle.pid, handle.start))
+        for handle in ctx.spool.handles(file=file.file)
+    )
+
+
+def _has_live_caller(ctx: Context, row: AttemptRow) -> bool:
+    """Whether a process of the (shared) job runs that used this mount.
+
+    Shards may be written by short-lived children: between their exit and the commit event only the
+    trainer itself is left, which need not have written anything.
+    """
+    with ctx.lock:
+        callers = list(ctx.memory.callers.get(row.job_key, ()))
+    dead = {item for item in callers if not ctx.identify.is_alive(*item)}
+    if dead:
+        with ctx.lock:
+            ctx.memory.callers.get(row.job_key, set()).difference_update(dead)
+    return len(dead) < len(callers)
+
+
+class _SpoolView:
+    """A spool file for the formats."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.size = os.stat(path).st_size
+
+    def read(self, offset: int, length: int) -> bytes:
+        fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            return os.pread(fd, length, offset)
+        finally:
+            os.close(fd)
+
+
+class _SpoolTree:
+    """An attempt's files for the formats."""
+
+    def __init__(self, ctx: Context, files: list[tuple[str, NodeRow, FileRow]]) -> None:
+        self._ctx = ctx
+        self._files = {path: (node, file) for path, node, file in files}
+
+    def files(self) -> Mapping[str, int]:
+        return {path: self._size(*pair) for path, pair in self._files.items()}
+
+    def open(self, path: str) -> _SpoolView:
+        return _SpoolView(self._ctx.spool.data_path(self._files[path][1].file))
+
+    def _size(self, node: NodeRow, file: FileRow) -> int:
+        if file.local is not LocalBytes.FULL:
+            return node.size
+        try:
+            return os.stat(self._ctx.spool.data_path(file.file)).st_size
+        except FileNotFoundError:
+            return 0
+
+
+def _is_whole(
+    ctx: Context, row: AttemptRow, known: Format, files: list[tuple[str, NodeRow, FileRow]]
+) -> bool:
+    """Whether all files that the format expects are there; remembered until the next write."""
+    remembered = ctx.memory.wholeness.get(row.id)
+    if remembered is not None and remembered[0] == row.write_ns:
+        return remembered[1]
+    tree = _SpoolTree(ctx, files)
+    try:
+        sizes = tree.files()
+        expected = known.expected(tree)
+        result = all(sizes.get(path, -1) >= size for path, size in expected.files.items())
+    except (CkptError, OSError) as exc:
+        _log.info("attempt-not-whole name=%s problem=%s", row.name, exc)
+        result = False
+    with ctx.lock:
+        ctx.memory.wholeness[row.id] = (row.write_ns, result)
+    return result
+
+
+def mark_torn(ctx: Context, file: FileRow) -> FileRow:
+    """Note that the file's writer died with it open; inside a change."""
+    return ctx.spool.update_file(
+        file.file, evidence=msgspec.structs.replace(file.evidence, is_torn=True)
+    )
+
+
+def sweep_dead_handles(ctx: Context) -> None:
+    """After a start: files whose writers died unseen are torn, and quiet.
+
+    Descriptors that other live processes hold on such a file don't count: their handles are theirs.
+    """
+    with ctx.change():
+        for row in ctx.spool.attempts(states=(AttemptState.OPEN, AttemptState.SEALED)):
+            for _, _, file in ctx.spool.files_of_attempt(row.id):
+                _sweep(ctx, file)
+        for pending in ctx.spool.pending():
+            if pending.kind is PendingKind.WHOLE and pending.ino is not None:
+                node = ctx.spool.node(pending.ino)
+                held = None if node is None or node.file is None else ctx.spool.file(node.file)
+                if held is not None:
+                    _sweep(ctx, held)
+
+
+def _sweep(ctx: Context, file: FileRow) -> None:
+    if file.state is not FileState.OPEN:
+        return
+    is_held = False
+    for handle in ctx.spool.handles(file=file.file):
+        if handle.is_closed:
+            continue
+        if not handle.pid or ctx.identify.is_alive(handle.pid, handle.start):
+            is_held = True
+        else:
+            ctx.spool.update_handle(handle.fh, is_closed=True)
+    if not is_held:
+        mark_torn(ctx, file)
+        ctx.spool.update_file(file.file, state=FileState.QUIET)

@@ -1,0 +1,201 @@
+"""New values of pointers and whole files, before they are published.
+
+Owns which text or link names a checkpoint, and what becomes of a value that doesn't. Inside a
+change, except where it says otherwise. Any thread.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ckptgate.errors import MissingError
+from ckptgate.model.states import AttemptState
+from ckptgate.ports.catalog import RunView
+from ckptgate.ports.spool import (
+    NodeRow,
+    PendingKind,
+    PendingRow,
+    PlainOpKind,
+    Spool,
+)
+from ckptgate.vfs import names, plain, pointers
+from ckptgate.vfs.context import Context, Who
+from ckptgate.vfs.lookup import drop_if_unused
+
+__all__ = [
+    "decide",
+    "drop_own",
+    "last_view",
+    "names_checkpoint",
+    "pending_of",
+    "place_plain",
+    "place_whole",
+    "put",
+    "remove_plain",
+]
+
+_LIVE_STATES = (AttemptState.OPEN, AttemptState.SEALED, AttemptState.COMMITTED)
+_LAST_NUMBER = re.compile(r"([0-9]+)[^0-9]*\Z")
+
+
+def pending_of(ctx: Context, ino: int) -> PendingRow | None:
+    """The pending row whose value is this node."""
+    return next((row for row in ctx.spool.pending() if row.ino == ino), None)
+
+
+def put(
+    ctx: Context,
+    who: Who,
+    parent: NodeRow,
+    name: str,
+    ino: int | None,
+    kind: PendingKind,
+    *,
+    target: str = "",
+) -> PendingRow:
+    """Make *ino* (None: nothing) what the caller's incarnation sees under that name."""
+    drop_own(ctx, who, parent, name)
+    row = ctx.spool.add_pending(
+        PendingRow(
+            id=0,
+            parent=parent.ino,
+            name=name,
+            ino=ino,
+            kind=kind,
+            job_key=who.key,
+            target=target,
+        )
+    )
+    ctx.spool.watch_run(parent.plain_path or "")
+    ctx.wake()
+    return row
+
+
+def drop_own(ctx: Context, who: Who, parent: NodeRow, name: str) -> None:
+    """Forget the incarnation's pending values of that name."""
+    for row in ctx.spool.pending(parent=parent.ino, name=name):
+        if row.job_key != who.key:
+            continue
+        ctx.spool.drop_pending(row.id)
+        with ctx.lock:
+            ctx.memory.had_pending.discard((parent.ino, name, who.key))
+        if row.ino is not None:
+            drop_if_unused(ctx, row.ino, is_forgotten=False)
+
+
+def last_view(ctx: Context, run: str) -> RunView | None:
+    """The run as it was last known, if that was ever read; doesn't block."""
+    if not ctx.catalog.is_fresh(run, 3600.0):
+        return None
+    return ctx.catalog.view(run, 3600.0)
+
+
+def names_checkpoint(ctx: Context, parent: NodeRow, content: str) -> str:
+    """The checkpoint beside the pointer that *content* names, "" for none."""
+    text = content.strip().rstrip("/")
+    text = text.removeprefix("./")
+    known = _known_names(ctx, parent)
+    last = text.rpartition("/")[2]
+    if not text or last in {"", ".", ".."}:
+        return ""
+    if last in known and ("/" not in text or text.startswith("/")):
+        return last
+    if "/" in text:
+        return ""
+    if text.isdecimal():
+        return _by_number(known, int(text))
+    child = ctx.spool.child(parent.ino, text)
+    if child is not None or names.is_whole(ctx, parent, text):
+        # A file beside the checkpoints, such as the newest of a row of `.ckpt` files.
+        return ""
+    return text if ctx.patterns.is_checkpoint(text) else ""
+
+
+def _known_names(ctx: Context, parent: NodeRow) -> list[str]:
+    """Names of checkpoints in the directory, newest last."""
+    found = [row.name for row in ctx.spool.attempts(run_ino=parent.ino, states=_LIVE_STATES)]
+    view = last_view(ctx, parent.plain_path or "")
+    return [*(view.committed if view is not None else ()), *found]
+
+
+def _by_number(known: list[str], number: int) -> str:
+    """The newest checkpoint whose name ends with that number (trackers hold numbers only)."""
+    for name in reversed(known):
+        match = _LAST_NUMBER.search(name)
+        if match and int(match[1]) == number:
+            return name
+    return ""
+
+
+def decide(
+    ctx: Context, who: Who, parent: NodeRow, row: PendingRow, node: NodeRow
+) -> PendingRow | None:
+    """A pointer's text is written: hold it if it names a checkpoint, else make it what it is.
+
+    Returns:
+        The pending row if it still is one.
+    """
+    text = pointers.read_text(ctx, node)
+    target = "" if text is None else names_checkpoint(ctx, parent, text)
+    if target:
+        ctx.spool.update_pending(row.id, target=target)
+        ctx.wake()
+        return next(item for item in ctx.spool.pending(parent=parent.ino) if item.id == row.id)
+    if text is None and names.is_whole(ctx, parent, row.name):
+        ctx.spool.drop_pending(row.id)
+        return put(ctx, who, parent, row.name, node.ino, PendingKind.WHOLE)
+    view = last_view(ctx, parent.plain_path or "")
+    if view is not None and row.name in view.pointers:
+        # Others go on seeing the log's value, this incarnation what it wrote.
+        ctx.wake()
+        return row
+    ctx.spool.drop_pending(row.id)
+    place_plain(ctx, parent, row.name, node)
+    plain.queue_put(ctx, ctx.node(node.ino))
+    return None
+
+
+def place_plain(ctx: Context, parent: NodeRow, name: str, node: NodeRow) -> None:
+    """Make *node* what everybody sees under a plain name; what was there becomes nameless."""
+    _place(ctx.spool, parent.ino, name, node.ino, names.plain_path(parent, name))
+    ctx.invalidate(parent.ino, name)
+
+
+def _place(spool: Spool, parent: int, name: str, ino: int, path: str) -> None:
+    if spool.child(parent, name) is not None:
+        spool.unlink(parent, name)
+    spool.update_node(ino, plain_path=path)
+    spool.link(parent, name, ino)
+
+
+def place_whole(spool: Spool, pending_id: int) -> int:
+    """A whole file is published: its node is what everybody sees from now on.
+
+    Any process that has the spool open may call this; it is a transaction of its own.
+
+    Returns:
+        The directory's node, for the invalidation of the name.
+
+    Raises:
+        MissingError: there is no such pending value (any more).
+    """
+    with spool.transaction():
+        row = next((item for item in spool.pending() if item.id == pending_id), None)
+        parent = None if row is None else spool.node(row.parent)
+        if row is None or row.ino is None or parent is None:
+            msg = f"no pending value {pending_id}"
+            raise MissingError(msg, subject=str(pending_id))
+        spool.drop_pending(row.id)
+        _place(spool, row.parent, row.name, row.ino, names.plain_path(parent, row.name))
+        return row.parent
+
+
+def remove_plain(ctx: Context, who: Who, parent: NodeRow, name: str, *, is_dir: bool) -> None:
+    """Take a plain name away, here and in the store."""
+    drop_own(ctx, who, parent, name)
+    child = ctx.spool.child(parent.ino, name)
+    if child is not None:
+        ctx.spool.unlink(parent.ino, name)
+        drop_if_unused(ctx, child.ino, is_forgotten=False)
+    op = PlainOpKind.RMDIR if is_dir else PlainOpKind.REMOVE
+    plain.queue(ctx, op, names.plain_path(parent, name))

@@ -1,0 +1,204 @@
+"""Plain names: directories, live files and symlinks outside of checkpoints.
+
+Owns the rule that a plain name is visible at once on this mount, queued for the store, and that a
+name which only the store has appears here until its removal is queued. Any thread.
+"""
+
+from __future__ import annotations
+
+from ckptgate.errors import MissingError, TransientStoreError
+from ckptgate.model.layout import GATEWAY_DIR
+from ckptgate.ports.spool import NodeKind, NodeRow, PlainOpKind, PlainOpRow
+from ckptgate.ports.store import PlainEntry, PlainKind
+from ckptgate.vfs import names
+from ckptgate.vfs.context import Context
+from ckptgate.vfs.interface import Caller
+
+__all__ = [
+    "is_removed",
+    "list_store",
+    "queue",
+    "queue_put",
+    "refreshed",
+    "set_paths",
+    "store_child",
+    "take_entry",
+]
+
+_KINDS = {
+    PlainKind.FILE: NodeKind.FILE,
+    PlainKind.DIR: NodeKind.DIR,
+    PlainKind.SYMLINK: NodeKind.SYMLINK,
+}
+_REFRESH_S = 1.0
+
+
+def queue(ctx: Context, op: PlainOpKind, path: str, *, to: str = "", mode: int = 0) -> None:
+    """Have this done in the store; inside a change."""
+    ctx.spool.add_plain_op(PlainOpRow(id=0, op=op, path=path, to=to, mode=mode))
+    ctx.wake()
+
+
+def queue_put(ctx: Context, node: NodeRow) -> None:
+    """Have the file's content copied to the store; inside a change."""
+    if node.plain_path is None or node.file is None:
+        return
+    queued = any(
+        row.op is PlainOpKind.PUT and row.ino == node.ino and row.path == node.plain_path
+        for row in ctx.spool.plain_ops()
+    )
+    if not queued:
+        ctx.spool.add_plain_op(
+            PlainOpRow(id=0, op=PlainOpKind.PUT, path=node.plain_path, ino=node.ino, mode=node.mode)
+        )
+    ctx.wake()
+
+
+def is_removed(ctx: Context, path: str) -> bool:
+    """Whether the store's name will go as soon as the queue is worked off."""
+    for row in ctx.spool.plain_ops():
+        if row.op in {PlainOpKind.REMOVE, PlainOpKind.RMDIR} and row.path == path:
+            return True
+        if row.op is PlainOpKind.RENAME and (path + "/").startswith(row.path + "/"):
+            return True
+    return False
+
+
+def _is_unmade(ctx: Context, path: str) -> bool:
+    """Whether the directory isn't in the store yet."""
+    return any(
+        row.op is PlainOpKind.MKDIR and (path + "/").startswith(row.path + "/")
+        for row in ctx.spool.plain_ops()
+    )
+
+
+def store_child(ctx: Context, caller: Caller, parent: NodeRow, name: str) -> NodeRow | None:
+    """The node of a plain name that only the store has; None if it has none."""
+    path = names.plain_path(parent, name)
+    if _is_unmade(ctx, parent.plain_path or "") or is_removed(ctx, path):
+        return None
+    ctx.need_block(caller)
+    entry = _stat(ctx, parent, name, path)
+    if entry is None or entry.is_managed or name == GATEWAY_DIR:
+        return None
+    node = take_entry(ctx, parent, name, entry)
+    ctx.done_now(("plain", node.ino))
+    return node
+
+
+def _stat(ctx: Context, parent: NodeRow, name: str, path: str) -> PlainEntry | None:
+    try:
+        return ctx.catalog.plain_stat(path)
+    except MissingError:
+        return None
+    except TransientStoreError as exc:
+        # A name of which the store can't be asked is taken for absent only where a save must go
+        # on, or where a listing of the directory is known: elsewhere that could be a lie.
+        known = ctx.memory.listings.get(parent.plain_path or "")
+        is_absent = known is not None and name not in known
+        if not is_absent and not names.is_special(ctx, parent, name):
+            raise
+        ctx.store_is_away(exc, f"plain-stat {path!r}")
+        return None
+
+
+def take_entry(ctx: Context, parent: NodeRow, name: str, entry: PlainEntry) -> NodeRow:
+    """Have a node for what the store has under that name."""
+    values: dict[str, object] = {
+        "mode": entry.mode & 0o7777,
+        "uid": entry.uid,
+        "gid": entry.gid,
+        "size": entry.size,
+        "mtime_ns": entry.mtime_ns,
+        "target": entry.target,
+    }
+    kind = _KINDS[entry.kind]
+    with ctx.change():
+        child = ctx.spool.child(parent.ino, name)
+        if child is not None and child.kind is kind and child.file is None:
+            if all(getattr(child, key) == value for key, value in values.items()):
+                return child
+            return ctx.spool.update_node(child.ino, **values)
+        if child is not None:
+            ctx.spool.unlink(parent.ino, name)
+        node = ctx.spool.add_node(
+            NodeRow(
+                ino=0,
+                kind=kind,
+                attempt=None,
+                mode=entry.mode & 0o7777,
+                uid=entry.uid,
+                gid=entry.gid,
+                size=entry.size,
+                mtime_ns=entry.mtime_ns,
+                ctime_ns=entry.mtime_ns,
+                target=entry.target,
+                plain_path=names.plain_path(parent, name),
+            )
+        )
+        ctx.spool.link(parent.ino, name, node.ino)
+        return node
+
+
+def refreshed(
+    ctx: Context, caller: Caller, parent: NodeRow, name: str, child: NodeRow
+) -> NodeRow | None:
+    """A plain child as it is now: what only the store has is looked up there again."""
+    if child.kind is NodeKind.DIR or child.file is not None:
+        return child
+    if not ctx.is_due(("plain", child.ino), _REFRESH_S) or ctx.memory.opens.get(child.ino):
+        return child
+    if _is_queued(ctx, names.plain_path(parent, name)):
+        return child
+    ctx.need_block(caller)
+    try:
+        entry = ctx.catalog.plain_stat(names.plain_path(parent, name))
+    except TransientStoreError as exc:
+        ctx.store_is_away(exc, f"plain-stat {name!r}")
+        return child
+    if entry is None:
+        with ctx.change():
+            ctx.spool.unlink(parent.ino, name)
+        return None
+    node = take_entry(ctx, parent, name, entry)
+    ctx.done_now(("plain", node.ino))
+    return node
+
+
+def _is_queued(ctx: Context, path: str) -> bool:
+    return any(path in {row.path, row.to} for row in ctx.spool.plain_ops())
+
+
+def list_store(ctx: Context, caller: Caller, parent: NodeRow) -> list[PlainEntry]:
+    """What the store has in a plain directory, without what is the gateway's own."""
+    path = parent.plain_path or ""
+    if _is_unmade(ctx, path):
+        return []
+    ctx.need_block(caller)
+    try:
+        entries = ctx.catalog.plain_list(path)
+    except MissingError:
+        entries = []
+    with ctx.lock:
+        ctx.memory.listings[path] = frozenset(entry.name for entry in entries)
+    return [
+        entry
+        for entry in entries
+        if not entry.is_managed
+        and entry.name != GATEWAY_DIR
+        and not is_removed(ctx, names.plain_path(parent, entry.name))
+    ]
+
+
+def set_paths(ctx: Context, node: NodeRow, path: str) -> None:
+    """Give a plain node and all below it their new store paths; inside a change."""
+    ctx.spool.update_node(node.ino, plain_path=path)
+    if node.kind is not NodeKind.DIR:
+        return
+    for name, child in ctx.spool.children(node.ino):
+        if child.plain_path is not None:
+            set_paths(ctx, child, f"{path}/{name}")
+    for row in ctx.spool.pending(parent=node.ino):
+        pending = None if row.ino is None else ctx.spool.node(row.ino)
+        if pending is not None and pending.plain_path is not None:
+            ctx.spool.update_node(pending.ino, plain_path=f"{path}/{row.name}")

@@ -1,0 +1,115 @@
+"""Who may change what in an attempt's tree; revisions of committed checkpoints.
+
+Owns the rule that a committed tree never changes: the first change by an incarnation makes a
+revision, a copy of the tree's rows whose files share the old bytes until they are written, and only
+that incarnation sees it. Any thread; `writable` may block and is called before a change begins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+from ckptgate.model.states import AttemptState
+from ckptgate.ports.spool import AttemptRow, NodeKind, NodeRow
+from ckptgate.vfs import visibility, waits
+from ckptgate.vfs.context import Context, Who, stale
+from ckptgate.vfs.interface import Caller
+from ckptgate.vfs.liveness import record_writer
+
+__all__ = ["revise", "touch", "writable", "writable_directory"]
+
+_log = logging.getLogger(__name__)
+
+
+def writable(ctx: Context, caller: Caller, node: NodeRow) -> NodeRow:
+    """The node that this caller changes when it changes *node*: itself, or its revision's copy.
+
+    Waits while the attempt is being decided.
+
+    Raises:
+        CkptError: ESTALE if its attempt takes no changes any more.
+        BusyError: it is still being decided.
+    """
+    who = ctx.who(caller)
+    while (attempt := node.attempt) is not None:
+        row = ctx.spool.attempt(attempt)
+        if row is None:
+            raise stale(f"node {node.ino}", "its attempt is gone")
+        if row.state in visibility.UNDECIDED:
+            if not row.is_voted:
+                return node
+            waits.decided(ctx, caller, row)
+            continue
+        if row.state is not AttemptState.COMMITTED:
+            raise stale(row.name, f"its attempt is {row.state}")
+        revision = visibility.revision_of(ctx, who, row)
+        if revision is None:
+            revise(ctx, who, row)
+        copy = visibility.redirect(ctx, who, node)
+        if copy.ino == node.ino:
+            continue
+        node = copy
+    return node
+
+
+def writable_directory(ctx: Context, caller: Caller, ino: int) -> NodeRow:
+    """The directory in which this caller makes or removes names when it says *ino*."""
+    return writable(ctx, caller, visibility.directory(ctx, caller, ino))
+
+
+def touch(ctx: Context, who: Who, node: NodeRow) -> None:
+    """Note that the attempt of *node* (if any) was changed by this process; inside a change."""
+    if node.attempt is None:
+        return
+    row = ctx.spool.attempt(node.attempt)
+    if row is not None:
+        record_writer(ctx, row, who)
+        ctx.wake()
+
+
+def revise(ctx: Context, who: Who, base: AttemptRow) -> AttemptRow:
+    """Start a revision of the committed attempt *base* for the caller's incarnation."""
+    now = ctx.clock.now_ns()
+    with ctx.change():
+        root = ctx.node(base.root)
+        new_root = ctx.spool.add_node(dataclasses.replace(root, ino=0, attempt=None, base=root.ino))
+        row = ctx.spool.add_attempt(
+            AttemptRow(
+                id=0,
+                run=base.run,
+                run_ino=base.run_ino,
+                name=base.name,
+                attempt="",
+                job_key=who.key,
+                generation=-1,
+                state=AttemptState.OPEN,
+                root=new_root.ino,
+                base=base.id,
+                world_size=who.world_size,
+                created_ns=now,
+                write_ns=now,
+            )
+        )
+        ctx.spool.update_node(new_root.ino, attempt=row.id)
+        clones = {root.ino: new_root.ino}
+        _clone_below(ctx, root.ino, new_root.ino, row.id, clones)
+        row = record_writer(ctx, row, who)
+        ctx.spool.watch_run(base.run)
+    with ctx.lock:
+        ctx.memory.clones[row.id] = clones
+    ctx.invalidate(base.run_ino, base.name)
+    ctx.wake()
+    _log.info("revision-starts run=%r name=%r base=%s", base.run, base.name, base.attempt)
+    return row
+
+
+def _clone_below(
+    ctx: Context, source: int, target: int, attempt: int, clones: dict[int, int]
+) -> None:
+    for name, node in ctx.spool.children(source):
+        copy = ctx.spool.add_node(dataclasses.replace(node, ino=0, attempt=attempt, base=node.ino))
+        clones[node.ino] = copy.ino
+        ctx.spool.link(target, name, copy.ino)
+        if node.kind is NodeKind.DIR:
+            _clone_below(ctx, node.ino, copy.ino, attempt, clones)

@@ -1,0 +1,325 @@
+"""The file system that drivers call: `Vfs`. Its parts are the modules beside it.
+
+It adds to them that every mutation is atomic, the start of a session, and the root directory.
+Any thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+from ckptgate.errors import CkptError, MissingError
+from ckptgate.model.kinds import NamePatterns
+from ckptgate.ports.catalog import Catalog, Invalidations, Waker
+from ckptgate.ports.clock import Clock
+from ckptgate.ports.spool import ROOT_INO, AttemptRow, NodeKind, NodeRow, Spool
+from ckptgate.vfs import (
+    attributes,
+    directories,
+    events,
+    files,
+    handles,
+    listing,
+    lookup,
+    mutate,
+    renames,
+    triggers,
+    visibility,
+    waits,
+)
+from ckptgate.vfs.context import Context
+from ckptgate.vfs.identify import Identify
+from ckptgate.vfs.interface import (
+    Attr,
+    Caller,
+    DirEntry,
+    Entry,
+    FsStats,
+    Opened,
+    SetAttr,
+)
+from ckptgate.vfs.liveness import sweep_dead_handles
+from ckptgate.vfs.settings import VfsSettings
+
+__all__ = ["Vfs"]
+
+
+class Vfs:
+    """`interface.FileSystem` over a spool and a catalog."""
+
+    def __init__(
+        self,
+        *,
+        spool: Spool,
+        catalog: Catalog,
+        waker: Waker,
+        clock: Clock,
+        patterns: NamePatterns,
+        identify: Identify,
+        settings: VfsSettings | None = None,
+        invalidations: Invalidations | None = None,
+    ) -> None:
+        self._ctx = Context(
+            spool=spool,
+            catalog=catalog,
+            waker=waker,
+            clock=clock,
+            patterns=patterns,
+            identify=identify,
+            settings=settings or VfsSettings(),
+            invalidations=invalidations,
+        )
+        self._make_root()
+
+    def _make_root(self) -> None:
+        """Have a root directory, with the mode and owner of the store's once they are known."""
+        spool = self._ctx.spool
+        if spool.get_meta("vfs.root") is not None:
+            return
+        try:
+            entry = self._ctx.catalog.plain_stat("")
+        except CkptError:
+            entry = None
+        now = self._ctx.clock.now_ns()
+        with spool.transaction():
+            if spool.node(ROOT_INO) is None:
+                spool.add_node(
+                    NodeRow(
+                        ino=ROOT_INO,
+                        kind=NodeKind.DIR,
+                        attempt=None,
+                        mode=0o755,
+                        uid=os.geteuid(),
+                        gid=os.getegid(),
+                        size=0,
+                        mtime_ns=now,
+                        ctime_ns=now,
+                        plain_path="",
+                    )
+                )
+            if entry is not None:
+                spool.update_node(ROOT_INO, mode=entry.mode & 0o7777, uid=entry.uid, gid=entry.gid)
+                spool.set_meta("vfs.root", "taken from the store")
+
+    def start_session(self, *, is_takeover: bool) -> None:
+        """Called once before the first request.
+
+        Args:
+            is_takeover: the kernel knows nodes and handles of a predecessor. Else nothing is known
+                to it, and what has no name is dropped.
+        """
+        ctx = self._ctx
+        if is_takeover:
+            ctx.memory.is_inherited = True
+        else:
+            for row in ctx.spool.nameless_nodes():
+                lookup.drop_if_unused(ctx, row.ino)
+        sweep_dead_handles(ctx)
+
+    def atomic(self, caller: Caller) -> AbstractContextManager[None]:
+        """A mutation and `remember` inside are one transaction.
+
+        It is begun by the first change, when nothing blocks any more.
+        """
+        del caller
+        return self._ctx.atomic()
+
+    def replay(self, caller: Caller) -> bytes | None:
+        """The reply of this request if it was done already."""
+        if caller.request is None:
+            return None
+        return self._ctx.spool.remembered_reply(caller.request)
+
+    def remember(self, caller: Caller, reply: bytes) -> None:
+        """Keep the reply for `replay`."""
+        if caller.request is not None:
+            with self._ctx.change():
+                self._ctx.spool.remember_reply(caller.request, reply)
+
+    def settle(self, caller: Caller, ino: int) -> None:
+        """Wait until other nodes can know of a mutation of this node."""
+        waits.settle(self._ctx, caller, ino)
+
+    def must_settle(self, ino: int) -> bool:
+        """Whether `settle` would wait."""
+        return waits.must_settle(self._ctx, ino)
+
+    def lookup(self, caller: Caller, parent: int, name: str) -> Entry:
+        """What a name means to the caller."""
+        return lookup.lookup(self._ctx, caller, parent, name)
+
+    def looked_up(self, nodes: Sequence[int]) -> None:
+        """Entries of these nodes went to the kernel with a listing."""
+        lookup.looked_up(self._ctx, nodes)
+
+    def forget(self, nodes: Sequence[tuple[int, int]]) -> None:
+        """The kernel dropped look-ups."""
+        lookup.forget(self._ctx, nodes)
+
+    def getattr(self, caller: Caller, ino: int, fh: int | None) -> Attr:
+        """stat(2)."""
+        del caller, fh
+        return attributes.attr_of(self._ctx, self._ctx.node(ino))
+
+    def setattr(self, caller: Caller, ino: int, changes: SetAttr, fh: int | None) -> Attr:
+        """chmod, chown, truncate, utimens."""
+        with self._ctx.atomic():
+            return mutate.setattr_of(self._ctx, caller, ino, changes, fh)
+
+    def readlink(self, caller: Caller, ino: int) -> str:
+        """A symlink's target."""
+        del caller
+        node = self._ctx.node(ino)
+        if node.kind is not NodeKind.SYMLINK:
+            msg = f"node {ino} is not a symlink"
+            raise CkptError(msg, errno_value=errno.EINVAL)
+        return node.target
+
+    def symlink(self, caller: Caller, parent: int, name: str, target: str) -> Entry:
+        """Make a symlink."""
+        with self._ctx.atomic():
+            return mutate.symlink(self._ctx, caller, parent, name, target)
+
+    def mkdir(self, caller: Caller, parent: int, name: str, mode: int) -> Entry:
+        """Make a directory."""
+        with self._ctx.atomic():
+            return directories.mkdir(self._ctx, caller, parent, name, mode)
+
+    def unlink(self, caller: Caller, parent: int, name: str) -> None:
+        """Remove a file or symlink."""
+        with self._ctx.atomic():
+            mutate.unlink(self._ctx, caller, parent, name)
+
+    def rmdir(self, caller: Caller, parent: int, name: str) -> None:
+        """Remove an empty directory."""
+        with self._ctx.atomic():
+            directories.rmdir(self._ctx, caller, parent, name)
+
+    def rename(
+        self, caller: Caller, parent: int, name: str, new_parent: int, new_name: str, flags: int
+    ) -> None:
+        """Rename."""
+        with self._ctx.atomic():
+            renames.rename(self._ctx, caller, parent, name, new_parent, new_name, flags)
+
+    def create(
+        self, caller: Caller, parent: int, name: str, flags: int, mode: int
+    ) -> tuple[Entry, Opened]:
+        """Make and open a file."""
+        with self._ctx.atomic():
+            return files.create(self._ctx, caller, parent, name, flags, mode)
+
+    def open(self, caller: Caller, ino: int, flags: int) -> Opened:
+        """Open a file."""
+        with self._ctx.atomic():
+            return files.open_file(self._ctx, caller, ino, flags)
+
+    def reopen(self, fh: int) -> Opened | None:
+        """A descriptor for a handle of a predecessor of this process, None if it is unknown."""
+        return files.reopen(self._ctx, fh)
+
+    def ensure(self, caller: Caller, fh: int, offset: int, length: int) -> None:
+        """Have this range verified in the spool file."""
+        handle = self._ctx.memory.files.get(fh)
+        if handle is None or handle.file is None or handle.fd < 0:
+            return
+        if self._ctx.catalog.is_fetched(handle.file, offset, length):
+            return
+        self._ctx.need_block(caller)
+        self._ctx.catalog.fetch(handle.file, offset, length)
+
+    def read(self, caller: Caller, fh: int, offset: int, length: int) -> bytes:
+        """Bytes of a file that is only in the store."""
+        return files.read_plain(self._ctx, caller, fh, offset, length)
+
+    def flush(self, caller: Caller, fh: int) -> None:
+        """A process closed a descriptor."""
+        with self._ctx.atomic():
+            handles.flush(self._ctx, caller, fh)
+
+    def release(self, fh: int) -> None:
+        """The last descriptor is gone."""
+        with self._ctx.atomic():
+            handles.release(self._ctx, fh)
+
+    def fsync(self, caller: Caller, fh: int, *, data_only: bool) -> None:
+        """On return the file survives a power loss, and its name too."""
+        del caller
+        handle = self._ctx.memory.files.get(fh)
+        if handle is None:
+            msg = f"handle {fh} is not known"
+            raise MissingError(msg, errno_value=errno.EBADF)
+        if handle.fd >= 0:
+            (os.fdatasync if data_only else os.fsync)(handle.fd)
+        self._ctx.spool.make_durable()
+
+    def opendir(self, caller: Caller, ino: int) -> int:
+        """Open a directory."""
+        return listing.opendir(self._ctx, caller, ino)
+
+    def readdir(self, caller: Caller, fh: int, cookie: int) -> Sequence[DirEntry]:
+        """Entries after *cookie*."""
+        return listing.readdir(self._ctx, caller, fh, cookie)
+
+    def releasedir(self, fh: int) -> None:
+        """Close a directory."""
+        listing.releasedir(self._ctx, fh)
+
+    def fsyncdir(self, caller: Caller, ino: int) -> None:
+        """On return its names survive a power loss."""
+        del caller, ino
+        self._ctx.spool.make_durable()
+
+    def statfs(self, caller: Caller) -> FsStats:
+        """The spool's file system: that is where writes go."""
+        del caller
+        found = os.statvfs(self._ctx.spool.path)
+        return FsStats(
+            blocks=found.f_blocks,
+            blocks_free=found.f_bfree,
+            blocks_available=found.f_bavail,
+            files=found.f_files,
+            files_free=found.f_ffree,
+            block_size=found.f_bsize,
+            fragment_size=found.f_frsize,
+        )
+
+    def getxattr(self, caller: Caller, ino: int, name: str) -> bytes:
+        """An extended attribute."""
+        del caller
+        return triggers.getxattr(self._ctx, ino, name)
+
+    def setxattr(self, caller: Caller, ino: int, name: str, value: bytes, flags: int) -> None:
+        """Commit explicitly."""
+        del flags
+        with self._ctx.atomic():
+            triggers.setxattr(self._ctx, caller, ino, name, value)
+
+    def listxattr(self, caller: Caller, ino: int) -> Sequence[str]:
+        """Names of extended attributes: none."""
+        del caller
+        return triggers.listxattr(self._ctx, ino)
+
+    def removexattr(self, caller: Caller, ino: int, name: str) -> None:
+        """Nothing can be removed."""
+        del caller
+        triggers.removexattr(self._ctx, ino, name)
+
+    def commit_explicit(
+        self, run: str, name: str, rank: int | None, world_size: int | None, *, is_all: bool = False
+    ) -> AttemptRow:
+        """Commit the newest undecided attempt of that name explicitly.
+
+        Raises:
+            MissingError: there is none in this spool.
+            UsageError: impossible ranks.
+        """
+        rows = self._ctx.spool.attempts(run=run, name=name, states=visibility.UNDECIDED)
+        if not rows:
+            msg = f"no undecided attempt at {name!r} in run {run!r}"
+            raise MissingError(msg, subject=name, hint="ckptgate status")
+        with self._ctx.change():
+            return events.commit_explicitly(self._ctx, rows[-1].id, rank, world_size, is_all=is_all)

@@ -1,0 +1,148 @@
+"""Where calls wait: for other members, for a decision, for an earlier job's sealed checkpoints.
+
+Owns the limits of all waits. Only callers that may block get here without WouldBlockError; nothing
+here runs inside a change. Any thread.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from ckptgate.errors import BusyError, TransientStoreError
+from ckptgate.model.jobkey import JobKey
+from ckptgate.model.states import AttemptState
+from ckptgate.ports.catalog import RunView
+from ckptgate.ports.spool import AttemptRow, NodeRow
+from ckptgate.vfs.context import Context, Who, stale
+from ckptgate.vfs.interface import Caller
+
+__all__ = ["decided", "must_settle", "refresh_shared", "settle", "wait_to_resume"]
+
+_log = logging.getLogger(__name__)
+_UNDECIDED = (AttemptState.OPEN, AttemptState.SEALED)
+
+
+def _is_shared(row: AttemptRow) -> bool:
+    return bool(row.job_key) and JobKey.parse(row.job_key).is_shared
+
+
+def refresh_shared(ctx: Context, caller: Caller, node: NodeRow) -> bool:
+    """Take over what other members did in the attempt of *node*; True if anything is new."""
+    row = None if node.attempt is None else ctx.spool.attempt(node.attempt)
+    if row is None or row.state not in _UNDECIDED or not row.is_joined or not _is_shared(row):
+        return False
+    asked = ("refresh", row.id)
+    if not ctx.is_due(asked, ctx.settings.refresh_interval_s):
+        return False
+    ctx.need_block(caller)
+    try:
+        return ctx.catalog.refresh_shared(row.id)
+    except TransientStoreError as exc:
+        ctx.store_is_away(exc, "refresh-shared")
+        return False
+    finally:
+        ctx.done_now(asked)
+
+
+def decided(ctx: Context, caller: Caller, row: AttemptRow) -> AttemptRow:
+    """The attempt once it takes writes or is decided: waits while its final vote is out.
+
+    Raises:
+        BusyError: EBUSY, it is still undecided after `decision_wait_s`.
+    """
+    if not row.is_voted or row.state not in _UNDECIDED:
+        return row
+    ctx.need_block(caller)
+    ctx.waker.wake()
+    deadline = ctx.clock.monotonic() + ctx.settings.decision_wait_s
+    while ctx.clock.monotonic() < deadline:
+        ctx.clock.sleep(ctx.settings.poll_interval_s)
+        now = ctx.spool.attempt(row.id)
+        if now is None:
+            raise stale(row.name, "its attempt is gone")
+        if not now.is_voted or now.state not in _UNDECIDED:
+            return now
+    msg = (
+        f"checkpoint {row.name!r} is being decided and takes no writes "
+        f"(waited {ctx.settings.decision_wait_s:g} s)"
+    )
+    raise BusyError(msg, subject=row.name, hint="ckptgate status")
+
+
+def wait_to_resume(
+    ctx: Context, caller: Caller, who: Who, parent: NodeRow, view: RunView
+) -> RunView:
+    """At a new shared job's first look into a run, wait for sealed attempts to be decided.
+
+    Returns:
+        The run as it is then.
+    """
+    run = parent.plain_path or ""
+    if not who.is_shared or (who.key, run) in ctx.memory.resumed:
+        return view
+    waiting = _foreign_undecided(ctx, who, run, view)
+    if waiting:
+        ctx.need_block(caller)
+        _log.info("resume-waits run=%r for=%s", run, ",".join(waiting))
+    deadline = ctx.clock.monotonic() + ctx.settings.resume_wait_s
+    while waiting and ctx.clock.monotonic() < deadline:
+        ctx.waker.wake()
+        ctx.clock.sleep(max(ctx.settings.poll_interval_s, ctx.settings.view_age_s))
+        view = ctx.catalog.view(run, ctx.settings.view_age_s)
+        waiting = [item for item in waiting if item in view.undecided]
+    if waiting:
+        _log.warning("resume-goes-on-without run=%r undecided=%s", run, ",".join(waiting))
+    with ctx.lock:
+        ctx.memory.resumed.add((who.key, run))
+    return view
+
+
+def _foreign_undecided(ctx: Context, who: Who, run: str, view: RunView) -> list[str]:
+    """Sealed attempts that are not the caller's own."""
+    found: list[str] = []
+    for attempt in view.undecided:
+        row = ctx.spool.attempt_by_id(run, attempt)
+        if row is None or row.job_key != who.key:
+            found.append(attempt)
+    return found
+
+
+def _unsettled(ctx: Context, ino: int) -> list[AttemptRow]:
+    """Shared attempts around *ino* of which other nodes don't know everything yet."""
+    node = ctx.spool.node(ino)
+    if node is None:
+        return []
+    if node.attempt is not None:
+        row = ctx.spool.attempt(node.attempt)
+        rows = [] if row is None or row.state not in _UNDECIDED else [row]
+    else:
+        rows = ctx.spool.attempts(run_ino=ino, states=_UNDECIDED)
+    return [
+        row
+        for row in rows
+        if _is_shared(row)
+        and (not row.is_joined or ctx.spool.name_ops(row.id))
+        and ctx.is_due(("settle-in-vain", row.id), ctx.settings.settle_pause_s)
+    ]
+
+
+def must_settle(ctx: Context, ino: int) -> bool:
+    """Whether `settle` would wait."""
+    return bool(_unsettled(ctx, ino))
+
+
+def settle(ctx: Context, caller: Caller, ino: int) -> None:
+    """Wait until other nodes can know of what was done, `settle_wait_s` at most."""
+    rows = _unsettled(ctx, ino)
+    if not rows:
+        return
+    ctx.need_block(caller)
+    ctx.waker.wake()
+    deadline = ctx.clock.monotonic() + ctx.settings.settle_wait_s
+    while rows and ctx.clock.monotonic() < deadline:
+        ctx.clock.sleep(ctx.settings.poll_interval_s / 4)
+        rows = _unsettled(ctx, ino)
+    for row in rows:
+        # Every close would wait again while the store is away.
+        _log.warning("settle-in-vain name=%r wait_s=%g", row.name, ctx.settings.settle_wait_s)
+        ctx.done_now(("settle-in-vain", row.id))

@@ -1,0 +1,213 @@
+"""Which bytes an open for writing gets.
+
+Owns the rules: bytes that are in the store, linked with it, or shared by several nodes are never
+written again, an open for writing gets a copy of them; a node that is open never changes its bytes,
+the name gets a new node instead and the caller ESTALE, once. Any thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+
+from ckptgate.errors import MissingError
+from ckptgate.model.states import FileState
+from ckptgate.ports.spool import FileRow, LocalBytes, NodeRow, PendingKind, PendingRow
+from ckptgate.vfs import names, pending, revisions
+from ckptgate.vfs.attributes import is_decided
+from ckptgate.vfs.bytes import copy_file
+from ckptgate.vfs.context import Context, RenewedError
+from ckptgate.vfs.interface import Caller
+from ckptgate.vfs.lookup import drop_file_if_unused, drop_if_unused
+
+__all__ = ["file_of", "is_frozen", "pending_kind", "prepare_write"]
+
+_COPY_BYTES_INLINE = 1024 * 1024
+"""A larger copy is made where waiting is allowed."""
+_READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+def file_of(ctx: Context, node: NodeRow) -> FileRow:
+    """The node's bytes; ESTALE if they are gone."""
+    file = None if node.file is None else ctx.spool.file(node.file)
+    if file is None:
+        msg = f"the bytes of node {node.ino} are gone"
+        raise MissingError(msg, errno_value=errno.ESTALE)
+    return file
+
+
+def is_frozen(ctx: Context, node: NodeRow, file: FileRow) -> bool:
+    """Whether these bytes may never be written again."""
+    return (
+        file.state is FileState.STORED
+        or file.is_linked
+        or file.local is not LocalBytes.FULL
+        or is_decided(ctx, node)
+        or len(ctx.spool.nodes_of_file(file.file)) > 1
+    )
+
+
+def pending_kind(ctx: Context, parent: NodeRow, name: str) -> PendingKind | None:
+    """As what a new file of that name is held, None if it is visible at once."""
+    if names.is_pointer(ctx, parent, name):
+        return PendingKind.POINTER
+    return PendingKind.WHOLE if names.is_whole(ctx, parent, name) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a file's name is, and the pending row if it is a pending value's."""
+
+    parent: NodeRow
+    name: str
+    pending: PendingRow | None
+
+
+def _place_of(ctx: Context, node: NodeRow) -> _Place | None:
+    place = ctx.spool.place(node.ino)
+    if place is not None:
+        return _Place(ctx.node(place[0]), place[1], None)
+    for row in ctx.spool.pending():
+        if row.ino == node.ino:
+            return _Place(ctx.node(row.parent), row.name, row)
+    return None
+
+
+def prepare_write(ctx: Context, caller: Caller, node: NodeRow, *, is_emptied: bool) -> NodeRow:
+    """The node with bytes that may be written in place, marked as being written.
+
+    Args:
+        ctx: the vfs.
+        caller: who writes.
+        node: what was opened.
+        is_emptied: the content is truncated to nothing: it need not be copied.
+
+    Raises:
+        RenewedError: ESTALE, the name has a new node with such bytes now.
+    """
+    target = revisions.writable(ctx, caller, node)
+    if target.ino != node.ino:
+        # The kernel holds the committed node: it must look up the revision's.
+        raise _renewed(target)
+    place = _place_of(ctx, node)
+    if place is not None and place.pending is None and _gets_pending(ctx, place, node):
+        _start_pending(ctx, caller, place, node, is_emptied=is_emptied)
+        raise _renewed(node)
+    if node.file is not None and not is_frozen(ctx, node, file_of(ctx, node)):
+        return _in_place(ctx, node, is_emptied=is_emptied)
+    is_open = bool(ctx.memory.opens.get(node.ino))
+    file = _copied(ctx, caller, node, is_emptied=is_emptied)
+    if is_open and place is not None:
+        _replace_node(ctx, place, node, file)
+        raise _renewed(node)
+    with ctx.change():
+        old = node
+        node = ctx.spool.update_node(node.ino, file=file, **_emptied(ctx, is_emptied=is_emptied))
+        drop_file_if_unused(ctx, old)
+    return node
+
+
+def _renewed(node: NodeRow) -> RenewedError:
+    msg = f"node {node.ino} has a new version, look its name up again"
+    return RenewedError(msg, subject=str(node.ino))
+
+
+def _emptied(ctx: Context, *, is_emptied: bool) -> dict[str, object]:
+    return {"size": 0, "mtime_ns": ctx.clock.now_ns()} if is_emptied else {}
+
+
+def _gets_pending(ctx: Context, place: _Place, node: NodeRow) -> bool:
+    """Whether a write to this visible name makes a new version that is held."""
+    if node.attempt is not None:
+        return False
+    return pending_kind(ctx, place.parent, place.name) is not None or node.plain_path is None
+
+
+def _start_pending(
+    ctx: Context, caller: Caller, place: _Place, node: NodeRow, *, is_emptied: bool
+) -> None:
+    kind = pending_kind(ctx, place.parent, place.name) or PendingKind.POINTER
+    file = _copied(ctx, caller, node, is_emptied=is_emptied)
+    who = ctx.who(caller)
+    with ctx.change():
+        copy = _copy_node(ctx, node, file, names.plain_path(place.parent, place.name))
+        pending.put(ctx, who, place.parent, place.name, copy.ino, kind)
+    ctx.invalidate(place.parent.ino, place.name)
+
+
+def _copy_node(ctx: Context, node: NodeRow, file: int, plain_path: str | None) -> NodeRow:
+    now = ctx.clock.now_ns()
+    return ctx.spool.add_node(
+        NodeRow(
+            ino=0,
+            kind=node.kind,
+            attempt=node.attempt,
+            mode=node.mode,
+            uid=node.uid,
+            gid=node.gid,
+            size=node.size,
+            mtime_ns=now,
+            ctime_ns=now,
+            file=file,
+            base=node.base,
+            plain_path=plain_path,
+        )
+    )
+
+
+def _replace_node(ctx: Context, place: _Place, node: NodeRow, file: int) -> None:
+    """Give the name a new node with these bytes; the old one lives on while it is open."""
+    with ctx.change():
+        copy = _copy_node(ctx, node, file, node.plain_path)
+        if place.pending is not None:
+            ctx.spool.update_pending(place.pending.id, ino=copy.ino)
+        else:
+            ctx.spool.unlink(place.parent.ino, place.name)
+            ctx.spool.link(place.parent.ino, place.name, copy.ino)
+        with ctx.lock:
+            ctx.memory.clones.clear()
+        drop_if_unused(ctx, node.ino, is_forgotten=False)
+    ctx.invalidate(place.parent.ino, place.name)
+
+
+def _in_place(ctx: Context, node: NodeRow, *, is_emptied: bool) -> NodeRow:
+    """Mark the bytes as being written: what was known of them is void."""
+    assert node.file is not None
+    with ctx.change():
+        file = file_of(ctx, node)
+        if is_frozen(ctx, node, file):
+            # The publisher just shared these bytes with the store.
+            raise _renewed(node)
+        changes: dict[str, object] = {"state": FileState.OPEN, "digest": "", "chunks": b""}
+        if is_emptied:
+            changes["evidence"] = type(file.evidence)()
+        ctx.spool.update_file(node.file, **changes)
+        if is_emptied:
+            os.truncate(ctx.spool.data_path(node.file), 0)
+            node = ctx.spool.update_node(node.ino, size=0)
+    return node
+
+
+def _copied(ctx: Context, caller: Caller, node: NodeRow, *, is_emptied: bool) -> int:
+    """A new file with the node's bytes (or none), state OPEN. May block."""
+    if is_emptied or (node.file is None and not node.size):
+        with ctx.change():
+            file = ctx.spool.add_file().file
+            os.close(makefile_of(ctx.spool.data_path(file)))
+            return file
+    if node.file is None:
+        ctx.need_block(caller)
+        file = ctx.spool.add_file().file
+        ctx.catalog.plain_fetch(node.plain_path or "", file)
+        return file
+    source = file_of(ctx, node)
+    if source.local is not LocalBytes.FULL:
+        ctx.need_block(caller)
+        os.close(os.open(ctx.spool.data_path(source.file), _READ_FLAGS | os.O_CREAT, 0o600))
+        ctx.catalog.fetch(source.file, 0, node.size)
+    elif node.size > _COPY_BYTES_INLINE:
+        ctx.need_block(caller)
+    file = ctx.spool.add_file().file
+    copy_file(ctx.spool.data_path(source.file), ctx.spool.data_path(file))
+    return file

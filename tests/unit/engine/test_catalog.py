@@ -1,0 +1,163 @@
+"""Views of runs: what is committed, how old the answer may be, what the kernel must forget."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ckptgate.engine.events import Events
+from ckptgate.errors import MissingError, TransientStoreError
+from ckptgate.model.entries import Fence
+from ckptgate.ports.catalog import Catalog
+from ckptgate.ports.spool import ROOT_INO, LocalBytes
+from ckptgate.testing.clock import ManualClock
+from ckptgate.testing.faults import FaultPlan, FaultyStore
+
+
+def test_a_directory_without_a_log_has_an_empty_view(make_node):
+    plan = FaultPlan(at=0)
+    a = make_node("a", on=FaultyStore(make_node("b").store, plan))
+    view = a.catalog.view("some/where", 1.0)
+    assert (view.length, dict(view.committed), view.names) == (0, {}, frozenset())
+    assert plan.count == 1  # one request
+    assert a.catalog.is_fresh("some/where", 1.0)
+    a.catalog.view("some/where", 1.0)
+    assert plan.count == 1
+    a.clock.advance(2.0)
+    assert not a.catalog.is_fresh("some/where", 1.0)
+
+
+def test_a_view_says_what_is_committed(make_node):
+    a, b = make_node("a"), make_node("b")
+    a.save("step-1", {"x": b"1"})
+    row = a.membership.join(a.begin("step-2"))
+    a.seal(row)
+    view = b.catalog.view("run", 0.0)
+    assert dict(view.committed) == {"step-1": "step-1.0"}
+    assert view.names == {"step-1", "step-2"}
+    assert view.undecided == ("step-2.0",)
+    assert view.pointers["latest"].target == "step-1"
+
+
+def test_a_view_is_the_same_object_while_nothing_changes(make_node):
+    a = make_node("a")
+    a.save("step-1", {"x": b"1"})
+    assert a.catalog.view("run", 0.0) is a.catalog.view("run", 0.0)
+
+
+def test_what_a_commit_changes_is_invalidated(make_node):
+    a, b = make_node("a"), make_node("b")
+    a.save("step-1", {"x": b"1"})
+    run_ino = b.directory(ROOT_INO, "run")
+    b.catalog.view("run", 0.0)
+    b.catalog.materialise("run", run_ino, "step-1")
+    assert b.invalidated.names == []
+    a.save("step-2", {"x": b"1"})
+    b.catalog.view("run", 0.0)
+    assert b.invalidated.names == [(run_ino, "latest"), (run_ino, "step-2")]
+
+
+def test_with_the_store_away_the_last_view_is_given(make_node):
+    a = make_node("a")
+    a.save("step-1", {"x": b"1"})
+    plan = FaultPlan(at=0, is_lasting=True)
+    b = make_node("b", on=FaultyStore(a.store, plan))
+    b.catalog.view("run", 0.0)
+    plan.at = plan.count + 1
+    assert dict(b.catalog.view("run", 0.0).committed) == {"step-1": "step-1.0"}
+    asked = plan.count
+    assert b.catalog.is_fresh("run", 0.0)
+    b.catalog.view("run", 0.0)
+    assert plan.count == asked  # not asked again at once
+    b.clock.advance(3.0)
+    b.catalog.view("run", 0.0)
+    assert plan.count > asked
+    with pytest.raises(TransientStoreError):
+        b.catalog.view("other", 0.0)
+
+
+def test_a_materialised_checkpoint_needs_no_store(make_node):
+    a = make_node("a")
+    saved = a.save("step-1", {"x": b"1"})
+    plan = FaultPlan(at=0, is_lasting=True)
+    b = make_node("b", on=FaultyStore(a.store, plan))
+    run_ino = b.directory(ROOT_INO, "run")
+    row = b.catalog.materialise("run", run_ino, "step-1")
+    b.read(row, "x")
+    plan.at = plan.count + 1
+    assert b.catalog.materialise("run", run_ino, "step-1") == row
+    assert b.read(row, "x") == b"1"
+    assert saved.attempt == row.attempt
+
+
+def test_plain_names_are_the_stores(make_node, tmp_path):
+    a = make_node("a")
+    source = tmp_path / "log"
+    source.write_bytes(b"line\n" * 1000)
+    a.store.plain_mkdir("logs", 0o755)
+    a.store.plain_put("logs/log", str(source), mode=0o644, mtime_ns=1)
+    assert a.catalog.plain_stat("logs/nothing") is None
+    assert a.catalog.plain_list("nowhere") == []
+    assert [entry.name for entry in a.catalog.plain_list("logs")] == ["log"]
+    assert a.catalog.plain_stat("logs/log").size == 5000
+    assert a.catalog.plain_read("logs/log", 5, 5) == b"line\n"
+    file = a.spool.add_file(local=LocalBytes.NONE).file
+    a.catalog.plain_fetch("logs/log", file)
+    assert Path(a.spool.data_path(file)).read_bytes() == source.read_bytes()
+    assert a.spool.file(file).local is LocalBytes.FULL
+
+
+def test_a_plain_copy_that_fails_leaves_nothing(make_node):
+    a = make_node("a")
+    file = a.spool.add_file(local=LocalBytes.NONE).file
+    with pytest.raises(MissingError):
+        a.catalog.plain_fetch("nothing", file)
+    folder = Path(a.spool.data_path(file)).parent
+    assert list(folder.iterdir()) == []
+    assert a.spool.file(file).local is LocalBytes.NONE
+
+
+def test_the_catalog_keeps_its_contract(make_node):
+    a = make_node("a")
+    catalog: Catalog = a.catalog
+    a.logs.get("run").append(lambda _: Fence(generation=1, job_key="run:j"))
+    assert catalog.view("run", 0.0).length == 1
+
+
+# Events
+
+
+def test_events_are_read_back_in_order_by_another_process(tmp_path):
+    path = str(tmp_path / "events.jsonl")
+    mine, other = Events(path, clock=ManualClock()), Events(path, clock=ManualClock())
+    for i in range(3):
+        (mine if i % 2 else other).record("kind", f"subject {i}", "detail\nwith lines")
+    assert [event.subject for event in mine.recent(2)] == ["subject 1", "subject 2"]
+    assert mine.recent(0) == []
+    assert other.recent(5)[0].at.endswith("Z")
+
+
+def test_a_torn_line_of_events_is_left_out(tmp_path):
+    path = tmp_path / "events.jsonl"
+    events = Events(str(path))
+    events.record("a", "s", "d")
+    path.write_bytes(path.read_bytes() + b'{"at":"", \xff\n{"kind')
+    assert [event.kind for event in events.recent(9)] == ["a"]
+
+
+def test_an_event_that_cannot_be_written_is_kept_in_memory(tmp_path):
+    events = Events(str(tmp_path / "gone" / "events.jsonl"))
+    events.record("a", "s", "d")
+    assert [event.kind for event in events.recent(9)] == ["a"]
+
+
+def test_a_full_file_of_events_is_begun_anew(tmp_path, monkeypatch):
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b"{}\n" * 3_000_000)
+    events = Events(str(path))
+    events.record("a", "s", "d")
+    events.record("b", "s", "d")
+    assert os.path.getsize(f"{path}.1") > 8_000_000
+    assert [event.kind for event in events.recent(9)] == ["b"]

@@ -1,0 +1,241 @@
+"""Plain names on their way to the store; status and verify."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.engine_harness import RUN, Cluster, StagedNode
+
+from ckptgate.engine.status import status
+from ckptgate.engine.verify import verify_checkpoint
+from ckptgate.errors import IntegrityError, MissingError
+from ckptgate.model.documents import Evidence
+from ckptgate.model.states import FileState
+from ckptgate.ports.spool import (
+    ROOT_INO,
+    HandleRow,
+    NodeKind,
+    NodeRow,
+    PendingKind,
+    PendingRow,
+    PlainOpKind,
+    PlainOpRow,
+)
+from ckptgate.testing.faults import FaultPlan, FaultyStore
+from ckptgate_adapters.posix_store import PosixStore
+
+SESSION = "session:a/1@2"
+
+
+def plain_file(node: StagedNode, name: str, data: bytes, *, is_named: bool = True) -> NodeRow:
+    spool = node.raw
+    with spool.transaction():
+        file = spool.add_file(state=FileState.QUIET)
+        Path(spool.data_path(file.file)).write_bytes(data)
+        made = spool.add_node(
+            replace(node._node(NodeKind.FILE), file=file.file, plain_path=name, size=len(data))
+        )
+        if is_named:
+            spool.link(ROOT_INO, name, made.ino)
+    return made
+
+
+def queue(node: StagedNode, op: PlainOpKind, path: str, to: str = "", ino: int | None = None):
+    node.raw.add_plain_op(PlainOpRow(id=0, op=op, path=path, to=to, ino=ino, mode=0o755))
+
+
+def text(cluster: Cluster, path: str) -> bytes:
+    return cluster.store.plain_read(path, 0, 1000)
+
+
+def npz() -> bytes:
+    """A whole zip of arrays."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        header = b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little")
+        body = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }".ljust(117) + b"\n"
+        archive.writestr("a.npy", header + body + bytes(4))
+    return buffer.getvalue()
+
+
+def test_queued_operations_happen_in_order(cluster: Cluster) -> None:
+    node = cluster.node("a")
+    made = plain_file(node, "log.txt", b"hello")
+    queue(node, PlainOpKind.MKDIR, "dir")
+    queue(node, PlainOpKind.PUT, "log.txt", ino=made.ino)
+    queue(node, PlainOpKind.RENAME, "log.txt", "dir/log.txt")
+    queue(node, PlainOpKind.SYMLINK, "dir/link", "log.txt")
+    queue(node, PlainOpKind.RENAME, "never-there", "dir/x")
+    queue(node, PlainOpKind.MKDIR, "gone")
+    queue(node, PlainOpKind.RMDIR, "gone")
+    node.raw.update_node(made.ino, plain_path="log.txt")
+    node.step()
+    assert node.raw.plain_ops() == []
+    assert text(cluster, "dir/log.txt") == b"hello"
+    assert {entry.name for entry in cluster.store.plain_list("dir")} == {"log.txt", "link"}
+
+
+def test_what_fails_stays_queued_and_what_follows_waits(cluster: Cluster) -> None:
+    """I11: a lost request of the mirror costs only time."""
+    plan = FaultPlan(at=1, calls=frozenset({"plain_mkdir"}))
+    node = cluster.node("a", store=FaultyStore(cluster.store, plan))
+    queue(node, PlainOpKind.MKDIR, "a")
+    queue(node, PlainOpKind.MKDIR, "b")
+    node.step()
+    assert len(node.raw.plain_ops()) == 2
+    assert node.kinds() == ["plain-failed"]
+    cluster.clock.advance(1.0)
+    node.step()
+    assert {entry.name for entry in cluster.store.plain_list("")} >= {"a", "b"}
+
+
+def test_a_live_file_follows_its_writer(cluster: Cluster) -> None:
+    node = cluster.node("a")
+    made = plain_file(node, "log.txt", b"1")
+    assert made.file is not None
+    handle = HandleRow(fh=node.raw.next_handle(), ino=made.ino, file=made.file, pid=1, start=1)
+    node.raw.add_handle(handle)
+    node.step()
+    assert text(cluster, "log.txt") == b"1"
+    with open(node.raw.data_path(made.file), "ab") as stream:
+        stream.write(b"2")
+    node.step()
+    assert text(cluster, "log.txt") == b"1"
+    cluster.clock.advance(2.0)
+    node.step()
+    assert text(cluster, "log.txt") == b"12"
+    with open(node.raw.data_path(made.file), "ab") as stream:
+        stream.write(b"3")
+    node.raw.drop_handle(handle.fh)
+    node.step()
+    assert text(cluster, "log.txt") == b"123"
+
+
+def test_a_restart_forgets_no_plain_file(cluster: Cluster) -> None:
+    """I10."""
+    node = cluster.node("a")
+    plain_file(node, "config.yaml", b"lr: 1")
+    node = cluster.node("a")
+    node.step()
+    assert text(cluster, "config.yaml") == b"lr: 1"
+
+
+def whole_file(node: StagedNode, name: str, data: bytes, *, is_torn: bool = False) -> NodeRow:
+    made = plain_file(node, name, data, is_named=False)
+    assert made.file is not None
+    node.raw.update_node(made.ino, plain_path=None)
+    node.raw.update_file(made.file, evidence=Evidence(is_torn=is_torn))
+    node.raw.add_pending(
+        PendingRow(
+            id=0,
+            parent=ROOT_INO,
+            name=name,
+            ino=made.ino,
+            kind=PendingKind.WHOLE,
+            job_key=SESSION,
+        )
+    )
+    return made
+
+
+def test_a_whole_file_replaces_its_old_version_only_when_it_is_valid(cluster: Cluster) -> None:
+    """I8: the old version stays readable until then."""
+    node = cluster.node("a")
+    good = npz()
+    first = whole_file(node, "best.npz", good)
+    cluster.settle()
+    assert cluster.store.plain_read("best.npz", 0, 10_000) == good
+    child = node.raw.child(ROOT_INO, "best.npz")
+    assert child is not None
+    assert (child.ino, child.plain_path, child.size) == (first.ino, "best.npz", len(good))
+    assert (ROOT_INO, "best.npz") in node.forgotten.names
+    whole_file(node, "best.npz", good[: len(good) // 2])
+    cluster.settle()
+    assert cluster.store.plain_read("best.npz", 0, 10_000) == good
+    assert node.kinds().count("whole-file-invalid") == 1
+    assert len(node.raw.pending()) == 1
+
+
+def test_a_torn_whole_file_without_a_proof_is_not_published(cluster: Cluster) -> None:
+    node = cluster.node("a")
+    whole_file(node, "weights.bin", b"unknown bytes", is_torn=True)
+    cluster.settle()
+    with pytest.raises(MissingError):
+        cluster.store.plain_stat("weights.bin")
+    assert "whole-file-invalid" in node.kinds()
+
+
+def test_status_says_what_is_owed(cluster: Cluster) -> None:
+    node = cluster.node("a")
+    done = node.begin("step-1", job=SESSION)
+    node.write(done, "a.txt", b"x" * 10, rank=0)
+    node.commit(done)
+    cluster.settle()
+    row = node.begin("step-2", job=SESSION)
+    node.write(row, "a.txt", b"x" * 10, rank=0)
+    node.write(row, "b.txt", b"y" * 5, rank=1, is_open=True)
+    node.commit(row, 0, 2)
+    queue(node, PlainOpKind.MKDIR, "later")
+    report = status(node.raw, node.logs, node.events, membership=node.membership)
+    assert report.queue.plain_ops == 1
+    cluster.settle()
+    report = status(node.raw, node.logs, node.events, membership=node.membership)
+    found = json.loads(json.dumps(report.to_json()))
+    first, second = found["attempts"]
+    assert (first["state"], second["state"]) == ("committed", "open")
+    assert second["files"] == {"open": 1, "quiet": 0, "digested": 0, "stored": 1}
+    assert (second["size_bytes"], second["stored_bytes"]) == (15, 10)
+    assert second["writers"] == [4242]
+    assert any("b.txt: not closed" in line for line in second["missing"])
+    (run,) = found["runs"]
+    assert (run["run"], run["last_committed"]) == (RUN, "step-1")
+    assert run["pointers"] == {"latest": "step-1"}
+    assert found["queue"] == {
+        "plain_ops": 0,
+        "pending_whole": 0,
+        "pending_pointers": 0,
+        "tombstones": 0,
+        "name_ops": 0,
+    }
+
+
+def test_verify_reads_every_byte_and_names_the_chunk(tmp_path: Path) -> None:
+    """I1, I13: a flipped bit, a short file, a missing file, an unknown name."""
+    (tmp_path / "store").mkdir()
+    cluster = Cluster(tmp_path, store=PosixStore(str(tmp_path / "store")))
+    node = cluster.node("a")
+    row = node.begin("step-1", job=SESSION)
+    for name in ("a.txt", "b.txt", "c.txt", "d.txt"):
+        node.write(row, name, b"0123456789", rank=0)
+    node.commit(row)
+    cluster.settle()
+    report = verify_checkpoint(cluster.store, RUN, "step-1")
+    assert (report.files, report.size_bytes, report.problems) == (4, 40, ())
+    assert report.is_good
+    keys = {path: file.key for path, _, file in node.raw.files_of_attempt(row.id)}
+    (tmp_path / "store" / keys["a.txt"]).write_bytes(b"0123X56789")
+    os.truncate(tmp_path / "store" / keys["b.txt"], 4)
+    (tmp_path / "store" / keys["c.txt"]).unlink()
+    with open(tmp_path / "store" / keys["d.txt"], "ab") as stream:
+        stream.write(b"!")
+    report = verify_checkpoint(cluster.store, RUN, "step-1")
+    problems = "\n".join(report.problems)
+    assert not report.is_good
+    assert "a.txt: chunk 0" in problems
+    assert "b.txt: " in problems
+    assert "ends at byte 4 of 10" in problems
+    assert "c.txt: " in problems
+    assert "longer than 10" in problems
+    with pytest.raises(MissingError):
+        verify_checkpoint(cluster.store, RUN, "step-9")
+    log = tmp_path / "store" / RUN / ".ckptgate" / "log" / "0000000000.json"
+    log.write_bytes(log.read_bytes().replace(b'"index":0', b'"index":7'))
+    with pytest.raises(IntegrityError):
+        verify_checkpoint(cluster.store, RUN, "step-1")
+    cluster.close()

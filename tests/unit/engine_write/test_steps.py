@@ -1,0 +1,377 @@
+"""Single steps: digests, uploads, links, explicit commits, the loop's isolation."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import blake3
+import pytest
+from tests.engine_harness import RUN, Cluster
+
+from ckptgate.engine.digest import SpoolView, digest_file, has_hole
+from ckptgate.engine.fetch import Fetcher
+from ckptgate.engine.jobs import Backoff, Cancelled, Jobs
+from ckptgate.engine.settings import PublisherSettings
+from ckptgate.engine.uploads import has_no_open_writer
+from ckptgate.errors import (
+    FullError,
+    IntegrityError,
+    MissingError,
+    RefusedError,
+    TransientStoreError,
+    UsageError,
+)
+from ckptgate.model.ids import CHUNK_BYTES
+from ckptgate.model.states import AttemptState, FileState
+from ckptgate.ports.explicit import record_explicit_commit
+from ckptgate.ports.spool import FileRow, NodeKind
+from ckptgate.testing.clock import ManualClock
+from ckptgate.testing.faults import FaultPlan, FaultyStore
+from ckptgate_adapters.posix_store import PosixStore
+
+SESSION = "session:a/1@2"
+
+
+def fresh(cluster: Cluster, file: int) -> FileRow:
+    row = next(iter(cluster.nodes.values())).raw.file(file)
+    assert row is not None
+    return row
+
+
+# Digests
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1])
+def test_one_pass_gives_the_whole_digest_and_one_for_each_chunk(tmp_path: Path, size: int) -> None:
+    data = (b"0123456789abcdef" * (size // 16 + 1))[:size]
+    path = tmp_path / "f"
+    path.write_bytes(data)
+    with path.open("rb") as stream:
+        found = digest_file(stream.fileno(), lambda: None)
+        assert not has_hole(stream.fileno(), size)
+        view = SpoolView(stream.fileno(), size)
+        assert view.read(0, size) == data
+        assert view.read(size, 10) == b""
+    assert (found.size, found.digest) == (size, blake3.blake3(data).hexdigest())
+    wanted = [blake3.blake3(data[at : at + CHUNK_BYTES]) for at in range(0, size, CHUNK_BYTES)]
+    assert found.chunks == b"".join(chunk.digest() for chunk in wanted)
+
+
+def test_a_digest_stops_when_it_is_told_to() -> None:
+    jobs: Jobs[int] = Jobs("test", 1)
+    started = threading.Event()
+
+    def work() -> None:
+        started.set()
+        while True:
+            jobs.check_cancelled()
+
+    jobs.submit(1, work)
+    assert started.wait(10)
+    assert jobs.take_done(0.0) == []
+    jobs.close()
+    ((key, error),) = jobs.take_done(10.0)
+    assert key == 1
+    assert isinstance(error, Cancelled)
+
+
+def test_explicit_zeros_are_no_hole(cluster: Cluster) -> None:
+    node = cluster.node("a")
+    row = node.begin("step-1", job=SESSION)
+    zeros = node.write(row, "zeros.txt", bytes(1 << 20), rank=0)
+    hole = node.write(row, "hole.txt", b"x", rank=0, extend_to=1 << 20)
+    cluster.settle(rounds=3)
+    assert not fresh(cluster, zeros).evidence.has_hole
+    assert fresh(cluster, hole).evidence.has_hole
+
+
+def test_a_file_with_an_open_writer_is_not_digested(cluster: Cluster) -> None:
+    node = cluster.node("a")
+    row = node.begin("step-1", job=SESSION)
+    file = node.write(row, "a.txt", b"x", rank=0, is_open=True)
+    node.raw.update_file(file, state=FileState.QUIET)
+    cluster.settle(rounds=3)
+    assert fresh(cluster, file).state is FileState.QUIET
+    node.close_file(file)
+    cluster.settle(rounds=3)
+    assert fresh(cluster, file).state is FileState.STORED
+
+
+def test_a_write_after_the_digest_takes_it_away(cluster: Cluster) -> None:
+    """I1: a leaked descriptor or mapping that still writes is seen before the vote."""
+    node = cluster.node("a")
+    row = node.begin("step-1", job=SESSION)
+    file = node.write(row, "a.txt", b"before", rank=0)
+    cluster.settle(rounds=3)
+    assert fresh(cluster, file).state is FileState.STORED
+    Path(node.raw.data_path(file)).write_bytes(b"after!")
+    node.commit(row)
+    cluster.settle()
+    assert "changed-after-digest" in node.kinds()
+    assert cluster.files("step-1") == {"a.txt": b"after!"}
+    cluster.check_invariants()
+
+
+def test_a_failed_fsync_is_final_until_the_file_is_written_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I11: the bytes are kept, and never counted as durable."""
+    node = cluster.node("a")
+    row = node.begin("step-1", job=SESSION)
+    file = node.write(row, "a.txt", b"bytes", rank=0)
+    real = os.fsync
+    failed: list[int] = []
+
+    def fsync(fd: int) -> None:
+        if not failed and os.readlink(f"/proc/self/fd/{fd}") == node.raw.data_path(file):
+            failed.append(fd)
+            raise OSError(errno.EIO, "Input/output error")
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    node.commit(row)
+    cluster.settle()
+    assert fresh(cluster, file).evidence.problem.startswith("fsync failed")
+    assert cluster.state().current == {}
+    assert node.kinds().count("fsync-failed") == 1
+    assert Path(node.raw.data_path(file)).read_bytes() == b"bytes"
+    Path(node.raw.data_path(file)).write_bytes(b"BYTES")
+    cluster.settle()
+    assert cluster.files("step-1") == {"a.txt": b"BYTES"}
+
+
+def test_a_fresh_time_stamp_is_waited_for(tmp_path: Path) -> None:
+    """I1: within one tick of the clock a later write would look like no write."""
+
+    class NowClock(ManualClock):
+        def now_ns(self) -> int:
+            return os.stat(tmp_path / "probe").st_mtime_ns + 1_000_000
+
+    (tmp_path / "probe").write_bytes(b"")
+    cluster = Cluster(tmp_path, clock=NowClock())
+    node = cluster.node("a")
+    row = node.begin("step-1", job=SESSION)
+    file = node.write(row, "a.txt", b"x")
+    os.utime(node.raw.data_path(file), ns=(0, os.stat(tmp_path / "probe").st_mtime_ns))
+    node.step()
+    assert cluster.settings.racy_write_s in cluster.clock.slept_s
+    cluster.close()
+
+
+# Uploads
+
+
+class BadStore(FaultyStore):
+    """A store where bytes arrive wrong, or don't fit."""
+
+    error: Exception | None = None
+    tries = 0
+
+    def verify(self, *args: Any) -> None:
+        if self.error is not None:
+            self.tries += 1
+            raise self.error
+        super().verify(*args)
+
+
+def test_bytes_that_arrive_wrong_three_times_are_told(cluster: Cluster) -> None:
+    store = BadStore(cluster.store, FaultPlan(at=0))
+    store.error = IntegrityError("chunk 0 differs", subject="k")
+    node = cluster.node("a", store=store)
+    row = node.begin("step-1", job=SESSION)
+    file = node.write(row, "a.txt", b"x")
+    cluster.settle(tick_s=20.0, rounds=12)
+    assert store.tries == 3
+    assert fresh(cluster, file).state is FileState.DIGESTED
+    assert "arrived wrong" in node.fresh(row).reason
+    assert node.kinds().count("upload-mismatch") == 3
+
+
+def test_a_full_store_is_told_once_and_tried_again(cluster: Cluster) -> None:
+    """I11: nothing staged is lost by a full store."""
+    store = BadStore(cluster.store, FaultPlan(at=0))
+    store.error = FullError("no space left", subject="k")
+    node = cluster.node("a", store=store)
+    row = node.begin("step-1", job=SESSION)
+    node.write(row, "a.txt", b"x")
+    node.commit(row)
+    cluster.settle(tick_s=5.0, rounds=10)
+    assert store.tries > 2
+    assert node.kinds().count("store-full") == 1
+    store.error = None
+    cluster.settle(tick_s=5.0)
+    assert cluster.files("step-1") == {"a.txt": b"x"}
+
+
+def test_a_lease_tells_whether_anybody_can_write(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"x" * 4096)
+    assert has_no_open_writer(str(path))
+    with path.open("r+b") as stream:
+        assert not has_no_open_writer(str(path))
+        mapping = mmap.mmap(stream.fileno(), 0)
+    assert not has_no_open_writer(str(path))
+    mapping.close()
+    assert has_no_open_writer(str(path))
+    with path.open("rb"):
+        assert has_no_open_writer(str(path))
+    assert not has_no_open_writer(str(tmp_path / "absent"))
+    with path.open("rb") as stream:
+        assert fcntl.fcntl(stream.fileno(), fcntl.F_GETLEASE) == fcntl.F_UNLCK
+
+
+def test_a_linked_file_is_the_stores_own_and_stays_whole_here(tmp_path: Path) -> None:
+    """I1: the store shares the spool's inode; publication's times don't look like a write."""
+    (tmp_path / "store").mkdir()
+    store = PosixStore(str(tmp_path / "store"))
+    store.probe()
+    cluster = Cluster(tmp_path, store=store)
+    node = cluster.node("a")
+    row = node.begin("step-1", job=SESSION)
+    file = node.write(row, "sub/a.txt", b"linked", rank=0)
+    ino = next(n.ino for path, n, _ in node.raw.files_of_attempt(row.id) if path == "sub/a.txt")
+    node.raw.update_node(ino, mtime_ns=1_600_000_000_000_000_000)
+    node.commit(row)
+    cluster.settle()
+    found = fresh(cluster, file)
+    assert found.is_linked
+    assert os.path.samefile(node.raw.data_path(file), tmp_path / "store" / found.key)
+    shown = tmp_path / "store" / RUN / "step-1" / "sub" / "a.txt"
+    assert shown.read_bytes() == b"linked"
+    assert os.path.samefile(shown, node.raw.data_path(file))
+    assert os.readlink(tmp_path / "store" / RUN / "latest") == "step-1"
+    fetcher = Fetcher(store=store, spool=node.raw, events=node.events)
+    assert fetcher.is_fetched(file, 0, 6)
+    cluster.check_invariants()
+    cluster.close()
+
+
+def test_a_file_that_something_may_still_write_is_copied(tmp_path: Path) -> None:
+    """I1: shared bytes never change."""
+    (tmp_path / "store").mkdir()
+    cluster = Cluster(tmp_path, store=PosixStore(str(tmp_path / "store")))
+    node = cluster.node("a")
+    row = node.begin("step-1", job=SESSION)
+    file = node.write(row, "a.txt", b"copied", rank=0)
+    with open(node.raw.data_path(file), "r+b"):
+        node.commit(row)
+        cluster.settle()
+    found = fresh(cluster, file)
+    assert not found.is_linked
+    assert not os.path.samefile(node.raw.data_path(file), tmp_path / "store" / found.key)
+    cluster.check_invariants()
+    cluster.close()
+
+
+# Explicit commits
+
+
+def test_an_explicit_commit_is_checked_and_may_be_repeated(cluster: Cluster) -> None:
+    node = cluster.node("a")
+    row = node.begin("step-1", job=SESSION)
+
+    def commit(rank: int | None, world: int | None, *, is_all: bool = False) -> Any:
+        return record_explicit_commit(
+            node.raw, row.id, rank=rank, world_size=world, is_all=is_all, now_ns=7
+        )
+
+    for rank, world in ((None, None), (2, 2), (-1, 2), (0, 0), (0, 10**9), (None, 4)):
+        with pytest.raises(UsageError):
+            commit(rank, world)
+    assert commit(0, 2).state is AttemptState.OPEN
+    with pytest.raises(UsageError, match="contradicts"):
+        commit(1, 3)
+    with pytest.raises(UsageError, match="not below"):
+        commit(5, None)
+    assert commit(0, 2) == commit(0, None)
+    sealed = commit(1, 2)
+    assert (sealed.state, sealed.event, sealed.event_ns) == (AttemptState.SEALED, "explicit", 7)
+    assert node.raw.rank_commits(row.id) == (0, 1)
+    with pytest.raises(MissingError):
+        record_explicit_commit(node.raw, 99, rank=0, world_size=1, is_all=False, now_ns=0)
+    node.raw.update_attempt(row.id, state=AttemptState.ABORTED)
+    with pytest.raises(RefusedError):
+        commit(0, 2)
+
+
+def test_a_commit_for_all_keeps_the_event_that_was_seen(cluster: Cluster) -> None:
+    node = cluster.node("a")
+    row = node.begin("step-1", job=SESSION)
+    node.event(row, "rename")
+    found = record_explicit_commit(
+        node.raw, row.id, rank=None, world_size=None, is_all=True, now_ns=7
+    )
+    assert (found.event, found.committed_all) == ("rename", True)
+
+
+# The loop
+
+
+def test_one_attempt_that_fails_stops_no_other(cluster: Cluster) -> None:
+    """I12: a symlink that leaves its checkpoint spoils only its own attempt."""
+    node = cluster.node("a")
+    bad = node.begin("step-1", job=SESSION)
+    node.write(bad, "a.txt", b"x", rank=0)
+    root = node.raw.node(bad.root)
+    assert root is not None
+    link = node.raw.add_node(replace(root, ino=0, kind=NodeKind.SYMLINK, target="/etc"))
+    node.raw.link(bad.root, "leaves", link.ino)
+    node.commit(bad)
+    good = node.begin("step-2", job=SESSION)
+    node.write(good, "a.txt", b"y", rank=0)
+    node.commit(good)
+    cluster.settle()
+    assert cluster.files("step-2") == {"a.txt": b"y"}
+    assert node.kinds().count("step-failed") == 1
+    assert cluster.state().current == {"step-2": "step-2.0"}
+
+
+def test_the_loop_sleeps_less_while_something_is_undecided(cluster: Cluster) -> None:
+    node = cluster.node("a")
+    stop = threading.Event()
+    pauses: list[float] = []
+
+    def wait(pause_s: float) -> None:
+        pauses.append(pause_s)
+        cluster.clock.advance(pause_s)
+        if len(pauses) >= 3:
+            stop.set()
+
+    node.publisher.run(stop, wait)
+    assert pauses == [cluster.settings.idle_interval_s] * 3
+    row = node.begin("step-1", job=SESSION)
+    node.write(row, "a.txt", b"x", is_open=True)
+    node.step()
+    stop.clear()
+    pauses.clear()
+    node.publisher.run(stop, wait)
+    assert cluster.settings.busy_interval_s in pauses
+
+
+def test_a_failure_is_waited_for_twice_as_long_each_time() -> None:
+    clock = ManualClock()
+    backoff: Backoff[str] = Backoff(clock, 1.0, 3.0)
+    assert backoff.is_due("x")
+    for delay in (1.0, 2.0, 3.0, 3.0):
+        backoff.failed("x")
+        clock.advance(delay - 0.01)
+        assert not backoff.is_due("x")
+        clock.advance(0.02)
+        assert backoff.is_due("x")
+    backoff.succeeded("x")
+    backoff.failed("x")
+    clock.advance(1.0)
+    assert backoff.is_due("x")
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(AttributeError):
+        PublisherSettings().quiescence_s = 1.0  # type: ignore[misc]
+    assert isinstance(TransientStoreError("x"), OSError)

@@ -1,0 +1,440 @@
+"""The FUSE server on a socket instead of a device: raw requests in, raw replies out."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckptgate.errors import UnusableError, WouldBlockError
+from ckptgate.ports.spool import NodeKind
+from ckptgate.vfs.interface import Attr, Caller, DirEntry, Entry, Opened
+from ckptgate_adapters.fuse import FuseServer, FuseSession, wire
+from ckptgate_adapters.fuse.opens import Backing, BackingTable
+from ckptgate_adapters.fuse.pool import Pool
+from ckptgate_adapters.fuse.wire import InitFlag, Opcode, OpenFlag
+
+RESENT = 1 << 63
+INIT_BODY = struct.pack("<IIIIII", 7, 45, 1 << 17, 0xFFFFFFFF, 0xFFFFFFFF, 0) + bytes(40)
+
+
+def attr(ino: int, kind: NodeKind = NodeKind.FILE) -> Attr:
+    return Attr(ino, kind, 0o644, 1, 0, 0, 0, 0, 0, 0, 0)
+
+
+class ScriptedFs:
+    """Answers a few calls and notes them; what it has no method for is an AttributeError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.calls: list[str] = []
+        self.kept: dict[int, bytes] = {}
+        self.gate = threading.Event()
+        self.must = False
+        self.fh = 10
+
+    @contextlib.contextmanager
+    def atomic(self, caller: Caller) -> Iterator[None]:
+        yield
+
+    def replay(self, caller: Caller) -> bytes | None:
+        assert caller.request is not None
+        return self.kept.get(caller.request)
+
+    def remember(self, caller: Caller, reply: bytes) -> None:
+        assert caller.request is not None
+        self.kept[caller.request] = reply
+
+    def must_settle(self, ino: int) -> bool:
+        return self.must
+
+    def settle(self, caller: Caller, ino: int) -> None:
+        self.calls.append(f"settle {ino}")
+        self.gate.wait(10)
+
+    def lookup(self, caller: Caller, parent: int, name: str) -> Entry:
+        if name == "wait":
+            if not caller.may_block:
+                raise WouldBlockError(name)
+            self.gate.wait(10)
+        if name == "sticky":
+            raise OSError(errno.ENOSYS, name)
+        if name == "no-errno":
+            raise OSError(name)
+        if name == "huge":
+            raise OSError(99999, name)
+        if name == "bug":
+            raise KeyError(name)
+        return Entry(attr(5), 1.0)
+
+    def mkdir(self, caller: Caller, parent: int, name: str, mode: int) -> Entry:
+        self.calls.append(f"mkdir {name}")
+        return Entry(attr(6, NodeKind.DIR), 1.0)
+
+    def open(self, caller: Caller, ino: int, flags: int) -> Opened:
+        self.fh += 1
+        self.calls.append(f"open {self.fh}")
+        return Opened(self.fh, os.open(self.path, os.O_RDWR), is_complete=True)
+
+    def reopen(self, fh: int) -> Opened | None:
+        self.calls.append(f"reopen {fh}")
+        return Opened(fh, os.open(self.path, os.O_RDWR), is_complete=True) if fh < 1000 else None
+
+    def release(self, fh: int) -> None:
+        self.calls.append(f"release {fh}")
+
+    def opendir(self, caller: Caller, ino: int) -> int:
+        return 77
+
+    def readdir(self, caller: Caller, fh: int, cookie: int) -> list[DirEntry]:
+        names = [".", "..", "aaa", "unseen", "bbb"][cookie:]
+        return [
+            DirEntry(name, number, NodeKind.FILE, number,
+                     None if name == "unseen" else Entry(attr(100 + number), 1.0))
+            for number, name in enumerate(names, cookie + 1)
+        ]  # fmt: skip
+
+    def looked_up(self, nodes: list[int]) -> None:
+        self.calls.append(f"looked up {nodes}")
+
+    def forget(self, nodes: list[tuple[int, int]]) -> None:
+        self.calls.append(f"forget {nodes}")
+
+
+class Device:
+    """The kernel's side."""
+
+    def __init__(self, fs: ScriptedFs, session: FuseSession, kernel: socket.socket) -> None:
+        self.kernel = kernel
+        self.fs = fs
+        self.session = session
+        self.server = FuseServer(fs, session)  # type: ignore[arg-type]
+        self.thread = threading.Thread(target=self.server.serve)
+        self.thread.start()
+
+    def send(self, opcode: int, body: bytes = b"", *, unique: int = 2, node: int = 1) -> None:
+        header = wire.IN_HEADER.pack(40 + len(body), opcode, unique, node, 0, 0, 1, 0, 0)
+        self.kernel.send(header + body)
+
+    def receive(self) -> tuple[int, int, bytes]:
+        """(errno, unique, body)."""
+        raw = self.kernel.recv(1 << 21)
+        size, error, unique = wire.OUT_HEADER.unpack_from(raw)
+        assert size == len(raw)
+        return -error, unique, raw[16:]
+
+    def ask(self, opcode: int, body: bytes = b"", *, unique: int = 2, node: int = 1):
+        self.send(opcode, body, unique=unique, node=node)
+        error, answered, reply = self.receive()
+        assert answered == unique
+        return error, reply
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[Device]:
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789")
+    kernel, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    kernel.settimeout(10)
+    session = FuseSession(ours.fileno(), state_path=str(tmp_path / "session"))
+    device = Device(ScriptedFs(path), session, kernel)
+    yield device
+    device.fs.gate.set()
+    device.server.stop()
+    device.thread.join(10)
+    assert not device.thread.is_alive()
+    kernel.close()
+    ours.close()
+
+
+def test_init_agrees_on_what_both_can_and_on_nothing_else(device: Device) -> None:
+    error, reply = device.ask(Opcode.INIT, INIT_BODY)
+    fields = wire.INIT_OUT.unpack(reply)
+    assert error == 0
+    assert fields[:2] == (7, 45)
+    flags = fields[3] | fields[10] << 32
+    assert flags & InitFlag.PASSTHROUGH
+    assert flags & InitFlag.HANDLE_KILLPRIV_V2
+    write_back, posix_locks, flock, posix_acl = 1 << 16, 1 << 1, 1 << 10, 1 << 20
+    assert not flags & (write_back | posix_locks | flock | posix_acl)
+    assert (fields[6], fields[8], fields[11]) == (1 << 20, 256, 1)
+    state = (Path(device.session.state_path or "")).read_bytes()
+    assert FuseSession.from_state(0, state).negotiated == device.session.negotiated
+
+
+def test_a_kernel_that_is_too_old_is_refused(tmp_path: Path) -> None:
+    session = FuseSession(0)
+    with pytest.raises(UnusableError, match=r"fuse 7\.23"):
+        session.accept(struct.pack("<IIII", 7, 23, 0, 0), passthrough=True)
+    with pytest.raises(UnusableError, match="not valid"):
+        FuseSession.from_state(0, b"{")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("bug", errno.EIO),
+        ("no-errno", errno.EIO),
+        ("huge", errno.EIO),
+        ("sticky", errno.EOPNOTSUPP),
+        ("fine", 0),
+    ],
+)
+def test_whatever_a_handler_raises_the_caller_gets_a_true_errno(
+    device: Device, name: str, expected: int
+) -> None:
+    assert device.ask(Opcode.LOOKUP, name.encode() + b"\0")[0] == expected
+    assert device.ask(Opcode.LOOKUP, b"fine\0")[0] == 0
+
+
+def test_torn_requests_and_unknown_opcodes_do_not_end_the_loop(device: Device) -> None:
+    assert device.ask(4711)[0] == errno.ENOSYS
+    assert device.ask(Opcode.GETATTR, b"")[0] == errno.EIO
+    assert device.ask(Opcode.LOOKUP, b"no end")[0] == errno.EINVAL
+    assert device.ask(Opcode.LINK)[0] == errno.EPERM
+    assert device.ask(Opcode.IOCTL)[0] == errno.ENOTTY
+    assert device.ask(Opcode.TMPFILE)[0] == errno.EOPNOTSUPP
+    assert device.ask(Opcode.LOOKUP, b"fine\0")[0] == 0
+
+
+def test_what_would_block_waits_on_the_pool_and_others_go_on(device: Device) -> None:
+    device.send(Opcode.LOOKUP, b"wait\0", unique=100)
+    assert device.ask(Opcode.LOOKUP, b"fine\0", unique=102)[0] == 0
+    device.fs.gate.set()
+    assert device.receive()[:2] == (0, 100)
+
+
+def test_a_queued_request_is_answered_eintr_when_its_caller_is_interrupted(device: Device) -> None:
+    for number in range(17):
+        device.send(Opcode.LOOKUP, b"wait\0", unique=100 + 2 * number)
+    assert device.ask(Opcode.LOOKUP, b"fine\0", unique=2)[0] == 0
+    interrupted = 100 + 2 * 16
+    device.send(Opcode.INTERRUPT, struct.pack("<Q", interrupted), unique=interrupted | 1)
+    error, unique, _ = device.receive()
+    assert (error, unique) == (errno.EINTR, interrupted)
+    # One that has begun is not.
+    device.send(Opcode.INTERRUPT, struct.pack("<Q", 100), unique=101)
+    device.fs.gate.set()
+    assert {device.receive()[:2] for _ in range(16)} == {(0, 100 + 2 * n) for n in range(16)}
+
+
+def test_a_mutation_that_is_sent_again_is_not_done_again(device: Device) -> None:
+    """I10: a crash at any point and a restart reach the same result as no crash."""
+    body = struct.pack("<II", 0o755, 0) + b"d\0"
+    first = device.ask(Opcode.MKDIR, body, unique=50)
+    again = device.ask(Opcode.MKDIR, body, unique=50 | RESENT)
+    assert first == again
+    assert device.fs.calls.count("mkdir d") == 1
+    # The same number without the mark is another request: of another session.
+    device.ask(Opcode.MKDIR, body, unique=52)
+    assert device.fs.calls.count("mkdir d") == 2
+
+
+def test_an_open_that_is_sent_again_gets_its_handle_again(device: Device) -> None:
+    body = struct.pack("<II", os.O_WRONLY, 0)
+    error, first = device.ask(Opcode.OPEN, body, unique=50, node=5)
+    _, again = device.ask(Opcode.OPEN, body, unique=50 | RESENT, node=5)
+    assert error == 0
+    assert again == first
+    assert device.fs.calls == ["open 11", "reopen 11"]
+
+
+def test_a_reading_open_that_is_sent_again_leaves_no_handle_behind(device: Device) -> None:
+    body = struct.pack("<II", os.O_RDONLY, 0)
+    device.ask(Opcode.OPEN, body, unique=50, node=5)
+    device.ask(Opcode.OPEN, body, unique=50 | RESENT, node=5)
+    table = BackingTable(f"{device.session.state_path}.opens")
+    assert list(table.inodes[5].handles) == [12]
+    table.close()
+
+
+def test_handles_of_a_previous_process_are_taken_over(device: Device) -> None:
+    read = struct.pack("<QQIIQII", 500, 2, 4, 0, 0, 0, 0)
+    assert device.ask(Opcode.READ, read, node=5) == (0, b"2345")
+    write = struct.pack("<QQIIQII", 500, 0, 3, 0, 0, 0, 0) + b"abc"
+    assert device.ask(Opcode.WRITE, write, node=5) == (0, struct.pack("<II", 3, 0))
+    assert device.fs.path.read_bytes() == b"abc3456789"
+    assert device.fs.calls == ["reopen 500"]
+    unknown = struct.pack("<QQIIQII", 5000, 2, 4, 0, 0, 0, 0)
+    assert device.ask(Opcode.READ, unknown, node=5)[0] == errno.EBADF
+    assert device.ask(Opcode.RELEASE, struct.pack("<QIIQ", 5000, 0, 0, 0), node=5)[0] == 0
+
+
+def test_settling_happens_after_the_mutation_and_before_the_reply(device: Device) -> None:
+    device.fs.must = True
+    device.send(Opcode.MKDIR, struct.pack("<II", 0o755, 0) + b"d\0", unique=50)
+    assert device.ask(Opcode.LOOKUP, b"fine\0", unique=52)[0] == 0
+    device.fs.gate.set()
+    assert device.receive()[:2] == (0, 50)
+    assert device.fs.calls == ["mkdir d", "settle 6"]
+
+
+@pytest.mark.parametrize("room", [0, 31, 32, 63, 64, 96, 4096])
+def test_readdir_never_gives_more_than_fits(device: Device, room: int) -> None:
+    fh = wire.OPEN_OUT.unpack(device.ask(Opcode.OPENDIR, bytes(8))[1])[0]
+    error, reply = device.ask(Opcode.READDIR, struct.pack("<QQIIQII", fh, 0, room, 0, 0, 0, 0))
+    assert error == 0
+    assert len(reply) == min(room // 32, 5) * 32
+
+
+def test_readdirplus_counts_exactly_the_look_ups_that_it_sent(device: Device) -> None:
+    fh = wire.OPEN_OUT.unpack(device.ask(Opcode.OPENDIR, bytes(8))[1])[0]
+    read = struct.pack("<QQIIQII", fh, 0, 4 * 160, 0, 0, 0, 0)
+    _, reply = device.ask(Opcode.READDIRPLUS, read)
+    assert len(reply) == 4 * 160
+    nodes = [struct.unpack_from("<Q", reply, 160 * number)[0] for number in range(4)]
+    assert nodes == [0, 0, 103, 0]
+    assert device.fs.calls == ["looked up [103]"]
+
+
+def test_forgets_get_no_reply(device: Device) -> None:
+    device.send(Opcode.FORGET, struct.pack("<Q", 3), node=9)
+    device.send(Opcode.BATCH_FORGET, struct.pack("<IIQQQQ", 2, 0, 9, 1, 8, 2))
+    assert device.ask(Opcode.LOOKUP, b"fine\0")[0] == 0
+    assert set(device.fs.calls) == {"forget [(9, 3)]", "forget [(9, 1), (8, 2)]"}
+
+
+def test_destroy_ends_the_loop(device: Device) -> None:
+    assert device.ask(Opcode.DESTROY)[0] == 0
+    device.thread.join(10)
+    assert not device.thread.is_alive()
+
+
+# -- open inodes
+
+
+class Kernel:
+    def __init__(self) -> None:
+        self.open: set[int] = set()
+        self.last = 0
+        self.error = 0
+
+    def register(self, fd: int) -> int:
+        if self.error:
+            raise OSError(self.error, "refused")
+        self.last += 1
+        self.open.add(self.last)
+        return self.last
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    return Kernel()
+
+
+def backing(kernel: Kernel, path: Path | None) -> Backing:
+    table = BackingTable(None if path is None else str(path))
+    made = Backing(table, register=kernel.register, unregister=kernel.open.discard)
+    made.enable()
+    return made
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[list[Opened]]:
+    (tmp_path / "bytes").touch()
+    fds = [os.open(tmp_path / "bytes", os.O_RDWR) for _ in range(4)]
+    yield [Opened(number, fd, is_complete=number != 3) for number, fd in enumerate(fds)]
+    for fd in fds:
+        os.close(fd)
+
+
+def test_one_backing_id_an_inode_until_its_last_release(
+    kernel: Kernel, opened: list[Opened]
+) -> None:
+    made = backing(kernel, None)
+    assert made.attach(5, opened[0], 0, 2) == (OpenFlag.PASSTHROUGH, 1)
+    assert made.attach(5, opened[1], os.O_DIRECT, 4) == (
+        OpenFlag.PASSTHROUGH | OpenFlag.DIRECT_IO,
+        1,
+    )
+    assert made.attach(5, opened[3], 0, 6) == (OpenFlag.PASSTHROUGH | OpenFlag.DIRECT_IO, 1)
+    for number in (0, 1):
+        made.detach(5, number)
+        assert kernel.open == {1}
+    made.detach(5, 3)
+    made.detach(5, 3)
+    assert kernel.open == set()
+    # Cached first: it stays cached.
+    assert made.attach(5, opened[3], 0, 8) == (0, 0)
+    assert made.attach(5, opened[0], 0, 10) == (0, 0)
+
+
+def test_a_successor_knows_ids_and_closes_what_was_left(
+    kernel: Kernel, opened: list[Opened], tmp_path: Path
+) -> None:
+    journal = tmp_path / "opens"
+    first = backing(kernel, journal)
+    first.attach(5, opened[0], 0, 2)
+    first.attach(6, opened[1], 0, 4)
+    first.close()
+    # Killed between the journal and the ioctl, and in the middle of a record.
+    table = BackingTable(str(journal))
+    assert table.drop(6, 1) == 2
+    table.close()
+    with journal.open("ab") as file:
+        file.write(b"torn")
+    second = backing(kernel, journal)
+    second.finish_closes()
+    assert kernel.open == {1}
+    assert second.attach(5, opened[1], 0, 6) == (OpenFlag.PASSTHROUGH, 1)
+    second.detach(5, 0)
+    second.detach(5, 1)
+    assert kernel.open == set()
+    second.close()
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ELOOP, errno.EOPNOTSUPP])
+def test_a_lasting_refusal_switches_passthrough_off_and_says_so_once(
+    kernel: Kernel, opened: list[Opened], number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = backing(kernel, None)
+    kernel.error = number
+    assert made.attach(5, opened[0], 0, 2) == (0, 0)
+    assert made.attach(6, opened[1], 0, 4) == (0, 0)
+    assert made.state == f"off: {errno.errorcode[number]}"
+    assert caplog.text.count("passthrough-off") == 1
+
+
+def test_a_passing_lack_does_not(kernel: Kernel, opened: list[Opened]) -> None:
+    made = backing(kernel, None)
+    kernel.error = errno.EMFILE
+    assert made.attach(5, opened[0], 0, 2) == (0, 0)
+    kernel.error = 0
+    assert made.attach(6, opened[1], 0, 4)[0] == OpenFlag.PASSTHROUGH
+
+
+def test_the_journal_stays_small(kernel: Kernel, opened: list[Opened], tmp_path: Path) -> None:
+    made = backing(kernel, tmp_path / "opens")
+    for _ in range(5000):
+        made.attach(5, opened[0], 0, 2)
+        made.detach(5, 0)
+    assert (tmp_path / "opens").stat().st_size < 5000 * 40
+    made.close()
+
+
+def test_a_full_disk_costs_the_journal_and_no_open(
+    kernel: Kernel, opened: list[Opened], tmp_path: Path
+) -> None:
+    made = backing(kernel, tmp_path / "opens")
+    os.close(made._table._fd)
+    made._table._fd = os.open("/dev/full", os.O_WRONLY)
+    assert made.attach(5, opened[0], 0, 2)[0] == OpenFlag.PASSTHROUGH
+    assert not (tmp_path / "opens").exists()
+
+
+def test_a_pool_grows_only_as_far_as_allowed() -> None:
+    pool, gate, done = Pool(2), threading.Event(), []
+    for number in range(5):
+        pool.submit(number, lambda number=number: (gate.wait(10), done.append(number)))  # type: ignore[misc]
+    assert pool._threads == 2
+    assert pool.cancel(4)
+    gate.set()
+    assert pool.close(10)
+    assert sorted(done) == [0, 1, 2, 3]

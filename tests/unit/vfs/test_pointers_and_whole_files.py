@@ -1,0 +1,180 @@
+"""Pointers, whole files, and moves between what is held and what is not."""
+
+from __future__ import annotations
+
+import os
+
+from ckptgate.model.documents import PointerKind, PointerValue
+from ckptgate.model.states import AttemptState
+from ckptgate.ports.spool import NodeKind, PendingKind, PlainOpKind
+from ckptgate.vfs.pending import place_whole
+
+
+def _pending(world, name):
+    return [row for row in world.spool.pending() if row.name == name]
+
+
+def test_a_new_pointer_is_seen_by_its_incarnation_only(world):
+    """I5: readers keep the previous value until the target is committed."""
+    world.commit("", "step-1", {"w": b"1"})
+    world.set_pointer("", "latest", "step-1")
+    world.mkdir(world.a, "step-2")
+    world.unlink(world.a, "latest")
+    assert not world.exists(world.a, "latest")
+    assert world.readlink(world.b, "latest") == "step-1"
+    world.symlink(world.a, "step-2", "latest")
+    assert world.readlink(world.a, "latest") == "step-2"
+    assert world.readlink(world.b, "latest") == "step-1"
+    (row,) = _pending(world, "latest")
+    assert (row.kind, row.target) == (PendingKind.POINTER, "step-2")
+    assert world.names(world.b) == ["latest", "step-1"]
+
+
+def test_a_link_renamed_over_the_pointer_is_held(world):
+    world.commit("", "step-1", {})
+    world.set_pointer("", "latest", "step-1")
+    world.mkdir(world.a, "step-2")
+    world.symlink(world.a, "step-2", ".latest.tmp")
+    world.rename(world.a, ".latest.tmp", "latest")
+    assert world.readlink(world.a, "latest") == "step-2"
+    assert world.readlink(world.b, "latest") == "step-1"
+    assert not world.exists(world.a, ".latest.tmp")
+
+
+def test_a_text_pointer_is_decided_when_it_is_closed(world):
+    world.mkdir(world.a, "global_step5")
+    opened = world.open_new(world.a, "latest")
+    assert _pending(world, "latest")[0].target == ""
+    os.pwrite(opened.fd, b"global_step5\n", 0)
+    world.close(world.a, opened)
+    assert _pending(world, "latest")[0].target == "global_step5"
+    assert world.read(world.a, "latest") == b"global_step5\n"
+    assert not world.exists(world.b, "latest")
+
+
+def test_a_tracker_with_a_number_names_the_checkpoint_that_ends_with_it(world):
+    world.mkdir(world.a, "iter_0000012")
+    world.mkdir(world.a, "iter_0000112")
+    world.write(world.a, "latest_checkpointed_iteration.txt", b"12")
+    assert _pending(world, "latest_checkpointed_iteration.txt")[0].target == "iter_0000012"
+
+
+def test_rewriting_the_logs_text_pointer_leaves_readers_the_old_text(world):
+    value = PointerValue(
+        pointer="latest", kind=PointerKind.TEXT, target="step-1", content="step-1\n"
+    )
+    world.commit("", "step-1", {})
+    world.catalog.set_view("", pointers={"latest": value})
+    assert world.read(world.b, "latest") == b"step-1\n"
+    world.mkdir(world.a, "step-2")
+    world.write(world.a, "latest", b"step-2\n")
+    assert world.read(world.a, "latest") == b"step-2\n"
+    assert world.read(world.b, "latest") == b"step-1\n"
+
+
+def test_a_reader_that_holds_an_old_pointer_keeps_its_node(world):
+    """A polled pointer is never ENOENT while it is replaced."""
+    world.set_pointer("", "latest", "step-1")
+    old = world.walk(world.b, "latest").attr.ino
+    world.set_pointer("", "latest", "step-2")
+    new = world.walk(world.b, "latest").attr.ino
+    assert new != old
+    assert world.vfs.readlink(world.b, old) == "step-1"
+    assert world.vfs.readlink(world.b, new) == "step-2"
+    assert world.walk(world.b, "latest").timeout_s == 0
+
+
+def test_a_published_pointer_is_no_longer_pending_and_keeps_its_node(world):
+    world.mkdir(world.a, "step-2")
+    ino = world.symlink(world.a, "step-2", "latest")
+    world.set_pointer("", "latest", "step-2")
+    assert world.walk(world.a, "latest").attr.ino == ino
+    assert _pending(world, "latest") == []
+    assert world.walk(world.b, "latest").attr.ino == ino
+
+
+def test_a_pointer_to_something_else_is_a_plain_link(world):
+    world.write(world.a, "epoch=1.ckpt", b"x")
+    place_whole(world.spool, _pending(world, "epoch=1.ckpt")[0].id)
+    world.symlink(world.a, "epoch=1.ckpt", "last.ckpt")
+    assert world.readlink(world.b, "last.ckpt") == "epoch=1.ckpt"
+    assert _pending(world, "last.ckpt") == []
+
+
+def test_a_text_that_names_nothing_is_a_live_file(world):
+    world.write(world.a, "latest", b"hello world, no such name")
+    assert _pending(world, "latest") == []
+    assert world.read(world.b, "latest") == b"hello world, no such name"
+    assert (PlainOpKind.PUT, "latest") in [(row.op, row.path) for row in world.spool.plain_ops()]
+
+
+def test_a_whole_file_shows_its_old_version_until_it_is_placed(world):
+    """I8 for single files."""
+    world.write(world.a, "model.pt", b"one")
+    assert not world.exists(world.b, "model.pt")
+    (row,) = _pending(world, "model.pt")
+    place_whole(world.spool, row.id)
+    assert world.read(world.b, "model.pt") == b"one"
+    reader = world.vfs.open(world.b, world.walk(world.b, "model.pt").attr.ino, os.O_RDONLY)
+    world.write(world.a, "model.pt", b"second")
+    assert world.read(world.a, "model.pt") == b"second"
+    assert world.read(world.b, "model.pt") == b"one"
+    place_whole(world.spool, _pending(world, "model.pt")[0].id)
+    assert world.read(world.b, "model.pt") == b"second"
+    assert os.pread(reader.fd, 9, 0) == b"one"
+    world.close(world.b, reader)
+
+
+def test_a_temporary_renamed_to_a_whole_files_name_is_held(world):
+    opened = world.open_new(world.a, ".tmp1")
+    world.rename(world.a, ".tmp1", "m.safetensors")
+    os.pwrite(opened.fd, b"x", 0)
+    world.close(world.a, opened)
+    assert world.read(world.a, "m.safetensors") == b"x"
+    assert not world.exists(world.b, "m.safetensors")
+    assert _pending(world, "m.safetensors")[0].kind is PendingKind.WHOLE
+
+
+def test_a_big_file_under_a_pointers_name_is_a_whole_file(world):
+    world.write(world.a, "last.ckpt", b"\0" * 5000)
+    (row,) = _pending(world, "last.ckpt")
+    assert row.kind is PendingKind.WHOLE
+
+
+def test_removing_a_whole_file_removes_all_its_versions(world):
+    world.write(world.a, "model.pt", b"one")
+    place_whole(world.spool, _pending(world, "model.pt")[0].id)
+    world.write(world.a, "model.pt", b"two")
+    world.unlink(world.a, "model.pt")
+    assert not world.exists(world.a, "model.pt")
+    assert not world.exists(world.b, "model.pt")
+    assert _pending(world, "model.pt") == []
+
+
+def test_files_move_between_plain_directories_and_attempts(world):
+    world.mkdir(world.a, "step-1")
+    world.write(world.a, "staged.json", b"{}")
+    world.rename(world.a, "staged.json", "step-1/config.json")
+    assert world.read(world.a, "step-1/config.json") == b"{}"
+    assert not world.exists(world.b, "staged.json")
+    world.rename(world.a, "step-1/config.json", "config.json")
+    assert world.read(world.b, "config.json") == b"{}"
+    assert world.names(world.a, "step-1") == []
+    node = world.spool.node(world.walk(world.b, "config.json").attr.ino)
+    assert (node.plain_path, node.attempt, node.kind) == ("config.json", None, NodeKind.FILE)
+
+
+def test_a_torn_pointer_is_not_believed(world):
+    world.mkdir(world.a2, "step-1")
+    opened = world.open_new(world.a, "latest")
+    os.pwrite(opened.fd, b"step-1", 0)
+    world.die(world.a, opened)
+    assert _pending(world, "latest")[0].target == ""
+
+
+def test_an_aborted_attempts_name_can_be_written_again(world):
+    world.mkdir(world.a, "step-1")
+    world.spool.update_attempt(world.attempt("step-1").id, state=AttemptState.ABORTED)
+    assert not world.exists(world.a, "step-1")
+    world.mkdir(world.a, "step-1")
+    assert world.exists(world.a, "step-1")

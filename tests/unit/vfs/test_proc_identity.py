@@ -1,0 +1,93 @@
+"""Processes as /proc shows them: real ones."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from ckptgate.model.jobkey import OUTSIDE, JobKind
+from ckptgate_adapters.proc_identity import ProcIdentity
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    environ = {**os.environ, "CKPTGATE_RUN_ID": "r1", "RANK": "3", "WORLD_SIZE": "8"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"],
+        env=environ,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_processes_environment_tells_its_job_and_rank(child):
+    found = ProcIdentity().process(child.pid)
+    assert (found.pid, str(found.job_key)) == (child.pid, "run:r1")
+    assert (found.rank.rank, found.rank.world_size) == (3, 8)
+
+
+def test_a_thread_belongs_to_its_process():
+    found: list[int] = []
+    identity = ProcIdentity()
+
+    def run() -> None:
+        found.append(identity.process(threading.get_native_id()).pid)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert found == [os.getpid()]
+
+
+def test_a_dead_process_is_not_alive(child):
+    identity = ProcIdentity()
+    found = identity.process(child.pid)
+    assert identity.is_alive(found.pid, found.start)
+    assert not identity.is_alive(found.pid, found.start + 1)
+    assert not identity.is_exiting(child.pid)
+    child.kill()
+    child.wait()
+    assert not identity.is_alive(found.pid, found.start)
+    assert identity.process(child.pid).job_key == OUTSIDE
+
+
+def test_a_zombie_is_not_alive(child):
+    identity = ProcIdentity()
+    found = identity.process(child.pid)
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert not identity.is_alive(found.pid, found.start)
+
+
+def test_unknown_callers_are_outside():
+    assert ProcIdentity().process(0).job_key == OUTSIDE
+    assert ProcIdentity().process(2**22 + 7).pid == 0
+
+
+def test_without_a_job_the_session_counts(monkeypatch):
+    identity = ProcIdentity(host="h")
+    environ = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("CKPTGATE", "SLURM", "TORCHELASTIC"))
+    }
+    with subprocess.Popen(
+        [sys.executable, "-c", "print(flush=True); input()"],
+        env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = identity.process(process.pid)
+        assert found.job_key.kind is JobKind.SESSION
+        assert found.job_key.value == f"h/{process.pid}@{found.start}"
+        process.communicate(b"\n")
