@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+pytest.register_assert_rewrite("ckptgate.testing")
+
 
 @pytest.fixture(scope="session")
 def require() -> Callable[[object, str], None]:

@@ -1,4 +1,4 @@
-"""Real NFS for tests: scripts run in a User-Mode Linux guest with a server and two client machines."""
+"""Real NFS for tests: scripts run in a User-Mode Linux guest, with a server and two clients."""
 
 from __future__ import annotations
 

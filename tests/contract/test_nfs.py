@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.nfs, pytest.mark.slow]
 CONTRACT = """
 export CKPTGATE_TEST_STORE_ROOT=/mnt/client1 CKPTGATE_TEST_SECOND_ROOT=/mnt/client2
 exec $PYTHON -m pytest -p no:cacheprovider -q --basetemp=/run/pytest \\
-    $REPOSITORY/tests/contract/test_posix_store.py
+    --durations=12 $REPOSITORY/tests/contract/test_posix_store.py
 """
 
 TWO_MACHINES = """

@@ -10,6 +10,7 @@ import json
 import mmap
 import os
 import select
+import shutil
 import subprocess
 import sys
 import time
@@ -28,6 +29,7 @@ _ANY = "Errno"
 """The errno is looked at afterwards."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_WITHOUT_ADMIN = ("--inh-caps=-sys_admin", "--bounding-set=-sys_admin")
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -45,9 +47,10 @@ class Toy:
 
     def start(self, **more: Any) -> subprocess.Popen[str]:
         options = {"root": str(self.root), "fd": self.fd, **self.options, **more}
+        prefix = ["setpriv", *_WITHOUT_ADMIN] if options.get("is_unprivileged") else []
         with (self.root / "log").open("a") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "tests.e2e.toyfs", json.dumps(options)],
+                [*prefix, sys.executable, "-m", "tests.e2e.toyfs", json.dumps(options)],
                 cwd=_ROOT,
                 pass_fds=[self.fd],
                 stdin=subprocess.PIPE,
@@ -67,12 +70,12 @@ class Toy:
         return json.loads(self.process.stdout.readline())
 
     def counts(self) -> dict[str, int]:
-        return self.ask("counts")
+        return dict(self.ask("counts"))
 
     def is_passing(self) -> bool:
         # The first answer proves that INIT is done; an open decides the rest.
         os.stat(self.mnt)
-        return self.ask("passthrough") == "on"
+        return bool(self.ask("passthrough") == "on")
 
     def log(self) -> str:
         return (self.root / "log").read_text()
@@ -143,6 +146,7 @@ class Client:
         return self.end()
 
     def is_waiting(self, seconds: float = 0.15) -> bool:
+        assert self.process.stdout is not None
         return not select.select([self.process.stdout], [], [], seconds)[0]
 
     def close(self) -> None:
@@ -678,6 +682,18 @@ def test_writing_goes_on_through_ten_kills(plain: Toy) -> None:
 
 
 # -- without rights
+
+
+def test_without_the_right_to_pass_through_the_server_moves_the_bytes(tmp_path: Path) -> None:
+    if shutil.which("setpriv") is None:
+        pytest.skip("no setpriv")
+    with mounted(tmp_path, is_unprivileged=True) as toy:
+        for name in ("a", "b"):
+            (toy.mnt / name).write_bytes(b"x" * 100_000)
+            assert (toy.mnt / name).read_bytes() == b"x" * 100_000
+        assert toy.ask("passthrough") == "off: EPERM"
+        assert toy.log().count("passthrough-off reason=EPERM") == 1
+        assert toy.counts()["WRITE"] >= 2
 
 
 def test_an_unprivileged_server_mounts_with_the_helper(tmp_path: Path) -> None:

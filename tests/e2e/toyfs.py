@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from ckptgate.errors import WouldBlockError
 from ckptgate.ports.spool import NodeKind
@@ -31,6 +32,7 @@ create table if not exists node(ino integer primary key autoincrement, kind text
   uid int, gid int, mtime int, target text default '', file text default '',
   published int default 0);
 create table if not exists name(parent int, name text, ino int, primary key(parent, name));
+create index if not exists name_ino on name(ino);
 create table if not exists reply(request integer primary key, body blob);
 create table if not exists handle(fh integer primary key autoincrement, ino int, flags int);
 create table if not exists xattr(ino int, name text, value blob, primary key(ino, name));
@@ -94,7 +96,7 @@ class ToyFs:
 
     # -- helpers
 
-    def one(self, sql: str, *args: object) -> tuple | None:
+    def one(self, sql: str, *args: object) -> Any:
         with self.lock:
             return self.db.execute(sql, args).fetchone()
 
@@ -115,7 +117,7 @@ class ToyFs:
         while self.stalls("before", name):
             time.sleep(0.02)
 
-    def node(self, ino: int) -> tuple:
+    def node(self, ino: int) -> Any:
         row = self.one("select * from node where ino=?", ino)
         if row is None:
             raise OSError(errno.ENOENT, "no such node")
@@ -128,7 +130,7 @@ class ToyFs:
         row = self.one("select ino from name where parent=? and name=?", parent, name)
         if row is None:
             raise OSError(errno.ENOENT, name)
-        return row[0]
+        return int(row[0])
 
     def attr(self, ino: int) -> Attr:
         _, kind, mode, uid, gid, mtime, target, _, _ = self.node(ino)
@@ -217,7 +219,7 @@ class ToyFs:
         return self.entry(self.make(caller, parent, name, NodeKind.SYMLINK, 0o777, target))
 
     def readlink(self, caller: Caller, ino: int) -> str:
-        return self.node(ino)[6]
+        return str(self.node(ino)[6])
 
     def unlink(self, caller: Caller, parent: int, name: str) -> None:
         self.check(caller, name)

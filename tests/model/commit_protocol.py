@@ -1,4 +1,4 @@
-"""Exhaustive model of the commit protocol: every interleaving of two members, checked state by state.
+"""Exhaustive model of the commit protocol: every interleaving of two members, state by state.
 
 The store is a decision log (put-if-absent slots), intents, member objects and votes. Members join,
 register, vote, seal, close and commit; trainers write, rewrite and start anew as a second
@@ -58,6 +58,7 @@ FLAWS = (
     "pointer_follows_last_commit",
     "seal_before_registering",
     "join_only_the_highest",
+    "wait_for_late_members",
     "writes_after_final_vote",
 )
 
@@ -71,11 +72,12 @@ class Scenario:
         generations: for each save which start of the job does it; a second save by the same one
             begins where its member knows the first one's decision.
         event: `format` (one rank's marker, at any time; the format knows the expected set),
-            `rename` (after all ranks' closes; no expected set), `explicit` (every rank commits).
+            `extra` (the same, and only rank 0's file is expected), `rename` (after all ranks'
+            closes; no expected set), `explicit` (every rank commits).
         rewrites: rank 1 may write its file a second time, before and after its votes.
         early_votes: members also vote before the SEAL.
         uploads: bytes reach the store in a step of their own.
-        away: a close may return before its member is registered.
+        away: members whose closes may return before they are registered (the store is away).
         net: how many requests may be on their way at once.
         coarse: joining, registering and closing are one step, deciding and storing a vote another.
         restarts: a member may forget what it was about to do or waits for (kill -9).
@@ -88,7 +90,7 @@ class Scenario:
     rewrites: bool = False
     early_votes: bool = False
     uploads: bool = False
-    away: bool = False
+    away: tuple[int, ...] = ()
     net: int = 1
     coarse: bool = False
     restarts: bool = True
@@ -173,13 +175,15 @@ class Model:
         sealed = next((e[2][1] for e in world.log if e[0] == SEAL and e[1] == attempt), (0, 0))
         for member, part in enumerate(parts):
             version = manifest.get(member, 0)
-            if not version:
+            is_extra = member == 1 and self.scenario.event == "extra"
+            if not version and not is_extra:
                 yield f"I1 committed without the file of member {member}"
             if version > part.stored:
                 yield f"I1 committed before the bytes of member {member} are in the store"
-            if version < sealed[member]:
+            if version < sealed[member] and (version or not is_extra):
                 yield f"I1 committed an older version than was sealed (member {member})"
-            if part.vote and part.voted != version and part.vote < 3:
+            # One that is only decided may land after CLOSE: it promises nothing yet.
+            if part.vote == 2 and part.voted != version:
                 yield f"I6 member {member} voted in time and is not in the manifest"
             if part.vote and part.file in {1, 3}:
                 yield f"I6 member {member} writes on in what it voted for"
@@ -238,7 +242,7 @@ class Model:
         if not part.registered or not is_stored:
             return
         if self.scenario.early_votes and part.early < version and not part.vote:
-            yield member, f"{who} votes early for v{version}", become(early=version)
+            yield member, f"{who} votes early for v{version}", become(early=version, stored=stored)
         has_seal = phase in {SEALED, CLOSED}
         is_committed_here = self.scenario.event == "explicit" and part.event and phase != ABORTED
         if not part.vote and (has_seal or is_committed_here):
@@ -294,7 +298,7 @@ class Model:
         pair = world.parts[2 * job], world.parts[2 * job + 1]
         part = pair[member]
         who = f"g{job + 1} rank {member}"
-        if part.file in {1, 3} and (part.registered or scenario.away):
+        if part.file in {1, 3} and (part.registered or member in scenario.away):
             yield TRAINER, f"{who} closes its file", become(file=part.file + 1)
         is_over = pair[0].event if scenario.event == "rename" else part.event
         may_write = not part.vote or self.flaw == "writes_after_final_vote"
@@ -304,7 +308,7 @@ class Model:
             return
         if scenario.event == "explicit":
             yield TRAINER, f"{who} commits", become(event=1)
-        elif member == 0 and (scenario.event == "format" or pair[1].file in {2, 4}):
+        elif member == 0 and (scenario.event != "rename" or pair[1].file in {2, 4}):
             yield TRAINER, f"{who} writes the marker", become(event=1)
 
     # -- members and the log --------------------------------------------------------------------
@@ -371,8 +375,9 @@ class Model:
 
         manifest, is_whole = self._closure(world, attempt, listed)
         if is_whole and phase == SEALED and self.flaw != "no_close":
-            detail = manifest if self.flaw == "commit_without_relisting_members" else ()
-            entry = (CLOSE, attempt, detail, member)
+            is_kept = self.flaw == "commit_without_relisting_members"
+            detail: tuple[Any, ...] = manifest if is_kept else ()
+            entry: Entry = (CLOSE, attempt, detail, member)
         elif is_whole:
             entry = (COMMIT, attempt, manifest, member)
         else:
@@ -400,9 +405,12 @@ class Model:
                 manifest.append((member, part.voted))
             elif self.flaw == "votes_before_seal_count" and part.early:
                 manifest.append((member, part.early))
-        is_complete = len(manifest) == len(listed) or phase == CLOSED
+        may_skip = phase == CLOSED and self.flaw != "wait_for_late_members"
+        is_complete = len(manifest) == len(listed) or may_skip
         if self.scenario.event == "rename":
             return tuple(manifest), is_complete and bool(manifest)
+        if self.scenario.event == "extra":
+            return tuple(manifest), is_complete and 0 in dict(manifest)
         return tuple(manifest), is_complete and len(manifest) == 2
 
     def _append(self, world: World, member: int, entry: Entry) -> Iterator[Step]:

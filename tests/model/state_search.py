@@ -135,7 +135,7 @@ def stuck(model: Model, worlds: list[World], edges: Edges) -> Iterator[tuple[str
     """I12: states from which what must still be possible isn't.
 
     (a) While no deadline has aborted the newest generation's save, its COMMIT can be reached.
-    (b) Once the store has all that closure needs, each member alone can reach COMMIT (of it, or of
+    (b) Once the store has all that closure needs (all votes, or a CLOSE), each member alone can reach COMMIT (of it, or of
         a newer one of that name), whatever the other was doing when it stopped for ever.
     """
     last = model.generations[-1]
@@ -177,7 +177,9 @@ def _stuck_alone(
         if attempt < 0 or reached[at] or folded.phases[attempt] not in {SEALED, CLOSED}:
             continue
         parts = model.parts_of(world, attempt)
-        is_ready = all(part.registered and part.vote >= 2 for part in parts)
+        is_ready = folded.phases[attempt] == CLOSED or all(
+            part.registered and part.vote >= 2 for part in parts
+        )
         if is_ready and not is_superseded(folded, attempt) and not _will_abort(world, member):
             yield f"I12 member {member} alone can't finish what is whole", at
             return
@@ -186,5 +188,6 @@ def _stuck_alone(
 def _will_abort(world: World, member: int) -> bool:
     """The member is about to write an ABORT whose deadline is over, or waits for its outcome."""
     plan, request = world.plans[member], world.pending[member]
-    entry = plan[1] if plan and plan[0] == "append" else request[1] if request else None
-    return bool(entry) and entry[0] == ABORT
+    if plan is not None and plan[0] == "append":
+        return bool(plan[1][0] == ABORT)
+    return request is not None and request[1][0] == ABORT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import socket
 import struct
@@ -37,6 +38,7 @@ class ScriptedFs:
         self.calls: list[str] = []
         self.kept: dict[int, bytes] = {}
         self.gate = threading.Event()
+        self.begun = threading.Semaphore(0)
         self.must = False
         self.fh = 10
 
@@ -63,6 +65,8 @@ class ScriptedFs:
         if name == "wait":
             if not caller.may_block:
                 raise WouldBlockError(name)
+            self.calls.append("begun")
+            self.begun.release()
             self.gate.wait(10)
         if name == "sticky":
             raise OSError(errno.ENOSYS, name)
@@ -215,14 +219,17 @@ def test_a_queued_request_is_answered_eintr_when_its_caller_is_interrupted(devic
     for number in range(17):
         device.send(Opcode.LOOKUP, b"wait\0", unique=100 + 2 * number)
     assert device.ask(Opcode.LOOKUP, b"fine\0", unique=2)[0] == 0
-    interrupted = 100 + 2 * 16
-    device.send(Opcode.INTERRUPT, struct.pack("<Q", interrupted), unique=interrupted | 1)
-    error, unique, _ = device.receive()
-    assert (error, unique) == (errno.EINTR, interrupted)
-    # One that has begun is not.
-    device.send(Opcode.INTERRUPT, struct.pack("<Q", 100), unique=101)
+    for _ in range(16):
+        assert device.fs.begun.acquire(timeout=10)
+    numbers = [100 + 2 * number for number in range(17)]
+    for unique in numbers:
+        device.send(Opcode.INTERRUPT, struct.pack("<Q", unique), unique=unique | 1)
+    # Sixteen have begun and go on; which one has not is a matter of threads.
+    error, interrupted, _ = device.receive()
+    assert (error, interrupted in numbers) == (errno.EINTR, True)
     device.fs.gate.set()
-    assert {device.receive()[:2] for _ in range(16)} == {(0, 100 + 2 * n) for n in range(16)}
+    finished = {device.receive()[:2] for _ in range(16)}
+    assert finished == {(0, unique) for unique in numbers if unique != interrupted}
 
 
 def test_a_mutation_that_is_sent_again_is_not_done_again(device: Device) -> None:
@@ -430,11 +437,21 @@ def test_a_full_disk_costs_the_journal_and_no_open(
 
 
 def test_a_pool_grows_only_as_far_as_allowed() -> None:
-    pool, gate, done = Pool(2), threading.Event(), []
+    pool, gate = Pool(2), threading.Event()
+    done: list[int] = []
+
+    def job(number: int) -> None:
+        gate.wait(10)
+        done.append(number)
+
     for number in range(5):
-        pool.submit(number, lambda number=number: (gate.wait(10), done.append(number)))  # type: ignore[misc]
+        pool.submit(number, functools.partial(job, number))
     assert pool._threads == 2
     assert pool.cancel(4)
+    # Its caller was interrupted while it was on its way.
+    assert not pool.cancel(5)
+    assert not pool.submit(5, functools.partial(job, 5))
+    assert pool.submit(6, functools.partial(job, 6))
     gate.set()
     assert pool.close(10)
-    assert sorted(done) == [0, 1, 2, 3]
+    assert sorted(done) == [0, 1, 2, 3, 6]

@@ -230,7 +230,8 @@ class FuseServer:
     def _to_pool(self, request: Request) -> None:
         request.own()
         request.allow_block()
-        self._pool.submit(request.unique, lambda: self._execute(request))
+        if not self._pool.submit(request.unique, lambda: self._execute(request)):
+            self._fail(request, errno.EINTR)
 
     def _execute(self, request: Request) -> None:
         """Serve a request and answer it, whatever happens."""

@@ -21,6 +21,7 @@ from typing import Final, TypeVar
 
 from ckptgate.errors import TransientStoreError, UnusableError
 from ckptgate.model.ids import check_relative_path
+from ckptgate.model.layout import GATEWAY_DIR
 from ckptgate_adapters.posix_store import syscalls
 from ckptgate_adapters.posix_store.mounts import Mount, mount_of
 
@@ -147,9 +148,11 @@ class StoreRoot:
             fsync_directory(parent_fd)
 
     def _open(self, parts: list[str], *, make: bool) -> int:
-        with contextlib.suppress(FileNotFoundError):
-            # Names cached by the client will do for what was there before; the last is asked for.
-            return self._walk(parts, _WALK, make=False)
+        # Directories below `.ckptgate/` are never renamed, so the client's cached names of them
+        # will do if it has any; only the last is asked for.
+        if GATEWAY_DIR in parts[:-1]:
+            with contextlib.suppress(FileNotFoundError):
+                return self._walk(parts, _WALK, make=False)
         for tries_left in reversed(range(_STALE_TRIES)):
             try:
                 return self._walk(parts, _OPEN, make=make)
@@ -159,16 +162,19 @@ class StoreRoot:
         raise AssertionError("unreachable")
 
     def _walk(self, parts: list[str], flags: int, *, make: bool) -> int:
-        fd = self._open_root(flags if parts else _OPEN)
+        """Open one component after the other: with `_OPEN` the server is asked for each."""
+        fd = self._open_root(flags)
         for index, part in enumerate(parts):
             parent = fd
             try:
-                fd = self._step(parent, part, _OPEN if index == len(parts) - 1 else flags, make)
+                if index == len(parts) - 1:
+                    flags = _OPEN
+                fd = self._step(parent, part, flags, make=make)
             finally:
                 os.close(parent)
         return fd
 
-    def _step(self, parent: int, part: str, flags: int, make: bool) -> int:
+    def _step(self, parent: int, part: str, flags: int, *, make: bool) -> int:
         try:
             return os.open(part, flags, dir_fd=parent)
         except FileNotFoundError:
@@ -176,9 +182,9 @@ class StoreRoot:
                 with contextlib.suppress(FileExistsError):
                     syscalls.mkdir(part, dir_fd=parent)
                     fsync_directory(parent)
-            elif not self.mount.is_nfs3 or flags == _WALK:
+            elif not self.mount.is_nfs3:
                 raise
-            else:
+            if self.mount.is_nfs3:
                 _refresh(parent)
             return os.open(part, flags, dir_fd=parent)
 
@@ -246,7 +252,8 @@ def discard(name: str, *, dir_fd: int) -> None:
 
 def _refresh(directory: int) -> None:
     """Have an NFSv3 client ask the server again: reading a directory does, opening doesn't."""
-    with os.scandir(directory) as names:
+    # A descriptor of O_PATH can't be read; the caller looks again with a real one.
+    with contextlib.suppress(OSError), os.scandir(directory) as names:
         next(names, None)
 
 

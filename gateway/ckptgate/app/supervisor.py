@@ -24,7 +24,7 @@ import msgspec
 
 from ckptgate.app.config import Config
 from ckptgate.app.registry import MountInfo, forget_mount, process_start, register_mount
-from ckptgate.errors import CkptError, UnusableError
+from ckptgate.errors import UnusableError
 from ckptgate_adapters.fuse.channel import MountOptions, mount, unmount
 from ckptgate_adapters.posix_store import PosixStore
 from ckptgate_adapters.sqlite_spool import SpoolLock, SqliteSpool
@@ -92,7 +92,7 @@ class _Child:
         """Start it; returns a pidfd that becomes readable when it ends."""
         now = time.monotonic()
         self._starts = [at for at in self._starts if now - at < _RESTART_WINDOW_S] + [now]
-        if len(self._starts) > _RESTARTS_MAX:
+        if self.is_worn_out:
             msg = f"the {self.name} process died {_RESTARTS_MAX} times in {_RESTART_WINDOW_S:g} s"
             raise UnusableError(msg, subject=self.name, hint="see <spool>/ckptgate.log")
         command = [sys.executable, "-m", "ckptgate.app.child", self.name, self._config.spool]
@@ -102,6 +102,11 @@ class _Child:
             stdin=subprocess.DEVNULL,
         )
         return os.pidfd_open(self.process.pid)
+
+    @property
+    def is_worn_out(self) -> bool:
+        """Whether it died too often to be started once more."""
+        return len(self._starts) > _RESTARTS_MAX
 
     def stop(self, timeout_s: float) -> None:
         """SIGTERM, wait, and SIGKILL only if it doesn't end."""
@@ -144,7 +149,7 @@ class Supervisor:
                 self._supervise(device, signal_fd, ready_fd)
             finally:
                 forget_mount(config.mountpoint)
-                with contextlib.suppress(CkptError, OSError):
+                with contextlib.suppress(OSError):
                     if os.path.ismount(config.mountpoint) or _is_dead_mount(config.mountpoint):
                         unmount(config.mountpoint, lazy=True)
                 os.close(device)
@@ -186,7 +191,11 @@ class Supervisor:
             publisher.stop(_STOP_TIMEOUT_S)
 
     def _start_mount(self, server: _Child, device: int) -> None:
-        """Start the mount process and wait until it serves."""
+        """Start the mount process and wait until it serves.
+
+        Raises:
+            UnusableError: it didn't.
+        """
         reader, writer = os.pipe2(os.O_CLOEXEC)
         try:
             pidfd = server.start(str(device), str(writer), extra_fds=(writer,))
@@ -195,14 +204,29 @@ class Supervisor:
         try:
             with selectors.DefaultSelector() as selector:
                 selector.register(reader, selectors.EVENT_READ)
-                if not selector.select(_READY_TIMEOUT_S) or os.read(reader, 1) != b"r":
-                    msg = f"the mount process did not get ready on {self._config.mountpoint}"
-                    raise UnusableError(
-                        msg, subject=self._config.mountpoint, hint="see <spool>/ckptgate.log"
-                    )
+                is_ready = selector.select(_READY_TIMEOUT_S) and os.read(reader, 1) == b"r"
         finally:
             os.close(reader)
+        if not is_ready:
+            os.close(pidfd)
+            server.stop(0)
+            msg = f"the mount process did not get ready on {self._config.mountpoint}"
+            hint = "see <spool>/ckptgate.log"
+            raise UnusableError(msg, subject=self._config.mountpoint, hint=hint)
         self._selector.register(pidfd, selectors.EVENT_READ, server)
+
+    def _start_mount_again(self, server: _Child, device: int) -> None:
+        """As `_start_mount`, but one that dies while it starts is started again, too."""
+        while True:
+            try:
+                self._start_mount(server, device)
+            except UnusableError as exc:
+                if server.is_worn_out:
+                    raise
+                _log.error("mount-not-ready error=%s: starting it again", exc)  # noqa: TRY400
+                time.sleep(_RESTART_DELAY_S)
+            else:
+                return
 
     def _announce(self, ready_fd: int | None) -> None:
         start = process_start(os.getpid())
@@ -236,7 +260,7 @@ class Supervisor:
             _log.error("child-died name=%s code=%s: starting it again", child.name, code)
             time.sleep(_RESTART_DELAY_S)
             if child is server:
-                self._start_mount(server, device)
+                self._start_mount_again(server, device)
             else:
                 self._selector.register(publisher.start(), selectors.EVENT_READ, publisher)
         return True
@@ -249,5 +273,5 @@ class Supervisor:
         _log.info("stopping mountpoint=%s", self._config.mountpoint)
         try:
             unmount(self._config.mountpoint, lazy=False)
-        except CkptError:
+        except OSError:
             unmount(self._config.mountpoint, lazy=True)

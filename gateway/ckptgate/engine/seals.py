@@ -21,7 +21,7 @@ from ckptgate.engine.votes import Voter, is_shared_job
 from ckptgate.errors import RefusedError
 from ckptgate.model.closure import all_ranks_committed
 from ckptgate.model.documents import EntryType
-from ckptgate.model.entries import Abort, Entry, Seal, SealEvent
+from ckptgate.model.entries import Entry, Seal, SealEvent
 from ckptgate.model.rules import RunState
 from ckptgate.model.states import AttemptState
 from ckptgate.ports.spool import AttemptRow
@@ -66,7 +66,7 @@ class Sealer:
             return self._seal(row)
         if self._is_idle(row):
             idle_s = self._settings.abandon_after_s
-            return self._give_up(row, f"no writer, no write and no seal for {idle_s:g} s")
+            return self._abandon(row, f"no writer, no write and no seal for {idle_s:g} s")
         return False
 
     def _is_fenced(self, row: AttemptRow) -> bool:
@@ -210,19 +210,6 @@ class Sealer:
             return False
         handles = self._spool.handles_of_attempt(row.id)
         return all(handle.is_closed for handle in handles)
-
-    def _give_up(self, row: AttemptRow, reason: str) -> bool:
-        """Abandon it; where the others may count on our final vote, the log says so first."""
-        if row.is_voted:
-
-            def decide(state: RunState) -> Entry | None:
-                if row.attempt in state.attempts:
-                    return None
-                return Abort(attempt=row.attempt, reason=reason)
-
-            self._logs.get(row.run).append(decide)
-            return True
-        return self._abandon(row, reason)
 
     def _abandon(self, row: AttemptRow, reason: str) -> bool:
         with self._spool.transaction():

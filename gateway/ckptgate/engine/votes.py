@@ -1,8 +1,9 @@
 """Votes: a member's proof of its part of an attempt, derived from the spool's rows.
 
-It owns the rule when a vote is final (DESIGN rule 3): the SEAL was seen in the log, and *then* every
-file was found quiet, unchanged since its digest and verified in the store. That check and the mark `is_voted` are one transaction; the vote's document follows
-from the rows, so a crash in between only repeats it.
+It owns the rule when a vote is final (DESIGN rule 3): the SEAL was seen in the log, and *then*
+every file was found quiet, unchanged since its digest and verified in the store. That check and the
+mark `is_voted` are one transaction; the vote's document follows from the rows, so a crash in
+between only repeats it.
 
 Thread rule: the publisher's one thread.
 """

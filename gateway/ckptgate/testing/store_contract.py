@@ -387,7 +387,7 @@ class StoreContract:
             thread.start()
         for thread in threads:
             thread.join()
-        assert errors == []
+        assert not errors, errors
         store.publish(_RUN, manifest, data)
         assert _tree(other, f"{_RUN}/step-1") == {"a": b"1", "b": b"1"}
         assert store.children(attempt_prefix(_RUN, "step-1.1")) == ["data"]

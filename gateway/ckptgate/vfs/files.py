@@ -18,6 +18,7 @@ from ckptgate.ports.spool import (
 )
 from ckptgate.vfs import names, pending, revisions, visibility
 from ckptgate.vfs.attributes import entry_of, is_decided
+from ckptgate.vfs.bytes import make_file
 from ckptgate.vfs.context import Context, OpenFile, Who
 from ckptgate.vfs.interface import Caller, Entry, Opened
 from ckptgate.vfs.writing import file_of, is_frozen, pending_kind, prepare_write
@@ -62,14 +63,14 @@ def create(
         if flags & os.O_EXCL:
             msg = f"{name!r} is there already"
             raise ExistsError(msg, subject=name)
-        opened = openfile_of(ctx, caller, found.node.ino, flags)
+        opened = open_file(ctx, caller, found.node.ino, flags)
         return entry_of(ctx, found.node, found.timeout_s), opened
     names.check_new_name(ctx, directory, name)
     parent = revisions.writable(ctx, caller, directory)
     who = ctx.who(caller)
     with ctx.change():
         file = ctx.spool.add_file()
-        fd = makefile_of(ctx.spool.data_path(file.file))
+        fd = make_file(ctx.spool.data_path(file.file))
         try:
             node = new_node(ctx, caller, parent, NodeKind.FILE, mode)
             node = ctx.spool.update_node(node.ino, file=file.file)
@@ -101,7 +102,7 @@ def _place_new(ctx: Context, who: Who, parent: NodeRow, name: str, node: NodeRow
     return False
 
 
-def openfile_of(ctx: Context, caller: Caller, ino: int, flags: int) -> Opened:
+def open_file(ctx: Context, caller: Caller, ino: int, flags: int) -> Opened:
     """Open a file.
 
     Raises:

@@ -16,7 +16,7 @@ from ckptgate.model.states import FileState
 from ckptgate.ports.spool import FileRow, LocalBytes, NodeRow, PendingKind, PendingRow
 from ckptgate.vfs import names, pending, revisions
 from ckptgate.vfs.attributes import is_decided
-from ckptgate.vfs.bytes import copy_file
+from ckptgate.vfs.bytes import copy_file, make_file
 from ckptgate.vfs.context import Context, RenewedError
 from ckptgate.vfs.interface import Caller
 from ckptgate.vfs.lookup import drop_file_if_unused, drop_if_unused
@@ -194,7 +194,7 @@ def _copied(ctx: Context, caller: Caller, node: NodeRow, *, is_emptied: bool) ->
     if is_emptied or (node.file is None and not node.size):
         with ctx.change():
             file = ctx.spool.add_file().file
-            os.close(makefile_of(ctx.spool.data_path(file)))
+            os.close(make_file(ctx.spool.data_path(file)))
             return file
     if node.file is None:
         ctx.need_block(caller)

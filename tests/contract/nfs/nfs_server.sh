@@ -15,11 +15,13 @@ mount -t rpc_pipefs sunrpc /var/lib/nfs/rpc_pipefs
 mount -t nfsd nfsd /proc/fs/nfsd
 rpcbind -w 2>/dev/null || rpcbind
 rpc.statd --no-notify 2>/dev/null
-# A short grace period: nothing has to be reclaimed on a server that was never up before.
+# Short grace periods: nothing has to be reclaimed on a server that was never up before.
 echo 10 >/proc/fs/nfsd/nfsv4leasetime
 echo 10 >/proc/fs/nfsd/nfsv4gracetime
 nfsdcld 2>/dev/null
 exportfs -o rw,sync,no_root_squash,no_subtree_check,insecure,fsid=0 '*:/mnt/export'
 rpc.mountd 2>/dev/null
 rpc.nfsd 8
-echo Y >/proc/fs/nfsd/v4_end_grace 2>/dev/null
+echo Y >/proc/fs/nfsd/v4_end_grace
+# Locks wait for lockd's grace period too, also those of NFSv4.
+echo Y >/proc/fs/lockd/nlm_end_grace

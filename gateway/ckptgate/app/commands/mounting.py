@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import subprocess
@@ -16,7 +17,7 @@ from ckptgate.app.logs import configure_logging
 from ckptgate.app.publisher_process import LEFT_FILE
 from ckptgate.app.registry import MountInfo
 from ckptgate.app.supervisor import Supervisor
-from ckptgate.errors import CkptError, ErrorKind, ExitCode, PendingError, UnusableError
+from ckptgate.errors import BusyError, CkptError, ErrorKind, ExitCode, PendingError, UnusableError
 from ckptgate_adapters.channels import RemoteError, control_call
 from ckptgate_adapters.fuse.channel import unmount
 
@@ -132,6 +133,18 @@ def _umount(args: argparse.Namespace) -> int:
     return ExitCode.PENDING
 
 
+def _unmount(mount: MountInfo, *, lazy: bool) -> None:
+    try:
+        unmount(mount.mountpoint, lazy=lazy)
+    except OSError as exc:
+        if exc.errno == errno.EBUSY:
+            msg = f"{mount.mountpoint} is busy: a file is open in it or a process works there"
+            hint = f"fuser -vm {mount.mountpoint} names it; --lazy detaches all the same"
+            raise BusyError(msg, subject=mount.mountpoint, hint=hint) from exc
+        msg = f"cannot unmount {mount.mountpoint}: {exc.strerror or exc}"
+        raise UnusableError(msg, subject=mount.mountpoint) from exc
+
+
 def unmount_and_drain(mount: MountInfo, *, timeout_s: float, lazy: bool) -> list[dict[str, Any]]:
     """Unmount, let the daemon finish what it can, and return what is left.
 
@@ -147,7 +160,7 @@ def unmount_and_drain(mount: MountInfo, *, timeout_s: float, lazy: bool) -> list
     left_file = os.path.join(mount.spool, LEFT_FILE)
     if os.path.exists(left_file):
         os.unlink(left_file)
-    unmount(mount.mountpoint, lazy=lazy)
+    _unmount(mount, lazy=lazy)
     deadline = time.monotonic() + timeout_s + _EXIT_MARGIN_S
     while mount.is_alive:
         if time.monotonic() > deadline:
