@@ -1,4 +1,4 @@
-"""Real mounts for tests: a gateway is started and stopped through the command line, as a user would."""
+"""Real mounts for tests, started and stopped through the command line as a user would."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
 from tests.e2e.harness import Gateway, cli, cluster, job, start_job, tree, until
 
 pytestmark = [pytest.mark.fuse]
@@ -32,7 +31,7 @@ ckptgate.commit(path, rank, world)
 
 
 def test_a_checkpoint_is_visible_only_after_all_ranks_committed(tmp_path: Path):
-    """I8: before the COMMIT nobody but the job sees it; after it everybody does, and `latest` moves."""
+    """I8: before the COMMIT only the job sees it; after it everybody does, and `latest` moves."""
     with cluster(tmp_path, nodes=2) as c:
         one, two = c.nodes
         (one.mnt / "run").mkdir()
@@ -284,7 +283,7 @@ def test_a_checkpoint_without_a_file_is_not_committed(tmp_path: Path):
 
 
 def test_umount_tells_what_is_left(tmp_path: Path):
-    """Exit codes: 7 while files are open, 2 with unfinished work, 0 clean; and the next mount goes on."""
+    """Exit codes: 7 while files are open, 2 with unfinished work, 0 clean; a new mount goes on."""
     with cluster(tmp_path) as c:
         (node,) = c.nodes
         with (node.mnt / "notes.txt").open("w"):

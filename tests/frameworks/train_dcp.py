@@ -1,8 +1,8 @@
 """An unmodified trainer: FSDP2 on CPU with gloo, saved by torch.distributed.checkpoint.
 
 Run by torchrun. Each rank may see the run's directory under its own path (the nodes' mounts). It
-resumes from the newest `step-N` that has a `.metadata`, as trainers do, and prints the digest of its
-final state. It knows nothing of ckptgate.
+resumes from the newest `step-N` that has a `.metadata`, as trainers do, and writes the digest of
+its final state. It knows nothing of ckptgate.
 """
 
 from __future__ import annotations

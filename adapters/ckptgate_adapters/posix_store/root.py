@@ -109,7 +109,7 @@ class StoreRoot:
                     except FileNotFoundError:
                         if not self.mount.is_nfs3:
                             raise
-                        _refresh(parent_fd)
+                        _refresh(parent_fd, is_ours=GATEWAY_DIR in key.split("/"))
                         return use(parent_fd, name)
             except OSError as exc:
                 if exc.errno != errno.ESTALE or not tries_left:
@@ -132,7 +132,7 @@ class StoreRoot:
         """All names in a directory, fresh."""
         with self.directory(key) as fd:
             if self.mount.is_nfs3:
-                _disturb(fd)
+                _refresh(fd, is_ours=GATEWAY_DIR in key.split("/"))
             return os.listdir(fd)
 
     def atomic_write(self, key: str, data: bytes, *, mode: int = 0o644) -> None:
@@ -185,7 +185,7 @@ class StoreRoot:
             elif not self.mount.is_nfs3:
                 raise
             if self.mount.is_nfs3:
-                _refresh(parent)
+                _refresh(parent, is_ours=False)
             return os.open(part, flags, dir_fd=parent)
 
     def _open_root(self, flags: int) -> int:
@@ -250,19 +250,18 @@ def discard(name: str, *, dir_fd: int) -> None:
         _log.warning("temp-left name=%s errno=%s", name, exc.errno)
 
 
-def _refresh(directory: int) -> None:
-    """Have an NFSv3 client ask the server again: reading a directory does, opening doesn't."""
-    # A descriptor of O_PATH can't be read; the caller looks again with a real one.
-    with contextlib.suppress(OSError), os.scandir(directory) as names:
-        next(names, None)
+def _refresh(directory: int, *, is_ours: bool) -> None:
+    """Have an NFSv3 client ask the server again for a directory's names.
 
-
-def _disturb(directory: int) -> None:
-    """Change a directory, so that an NFSv3 client drops its copy of the names.
-
-    Two changes within one tick of the server's clock look like one to it, possibly for ever.
+    Reading the directory does it, opening doesn't. But to such a client two changes within one tick
+    of the server's clock look like one, possibly for ever: only a change of its own makes it drop
+    what it knows. That is for our directories alone; users see theirs change.
     """
-    name = new_temp()
     with contextlib.suppress(OSError):
-        os.close(syscalls.create_file(name, dir_fd=directory))
-        discard(name, dir_fd=directory)
+        if is_ours:
+            name = new_temp()
+            os.close(syscalls.create_file(name, dir_fd=directory))
+            discard(name, dir_fd=directory)
+        # A descriptor of O_PATH can't be read; the caller looks again with a real one.
+        with os.scandir(directory) as names:
+            next(names, None)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from ckptgate_adapters.proc_identity import ProcIdentity
-
 from ckptgate.app.config import Config
 from ckptgate.engine.catalog import StoreCatalog
 from ckptgate.engine.events import Events
@@ -21,6 +19,7 @@ from ckptgate.vfs.settings import VfsSettings
 from ckptgate.vfs.vfs import Vfs
 from ckptgate_adapters.channels import DatagramInvalidations, DatagramWaker
 from ckptgate_adapters.posix_store import PosixStore
+from ckptgate_adapters.proc_identity import ProcIdentity
 from ckptgate_adapters.sqlite_spool import SqliteSpool
 from ckptgate_adapters.system_clock import SystemClock, SystemIds
 

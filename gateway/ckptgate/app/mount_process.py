@@ -15,12 +15,11 @@ import threading
 from contextlib import suppress
 from typing import Final
 
-from ckptgate_adapters.fuse.server import FuseServer
-
 from ckptgate.app.build import build_parts, build_vfs
 from ckptgate.app.config import Config
 from ckptgate.app.supervisor import SESSION_FILE
 from ckptgate_adapters.channels import MOUNT_SOCKET, DatagramReceiver
+from ckptgate_adapters.fuse.server import FuseServer
 from ckptgate_adapters.fuse.session import FuseSession
 
 __all__ = ["run_mount"]

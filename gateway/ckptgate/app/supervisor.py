@@ -223,7 +223,7 @@ class Supervisor:
             except UnusableError as exc:
                 if server.is_worn_out:
                     raise
-                _log.error("mount-not-ready error=%s: starting it again", exc)  # noqa: TRY400
+                _log.error("mount-not-ready error=%s: starting it again", exc)
                 time.sleep(_RESTART_DELAY_S)
             else:
                 return

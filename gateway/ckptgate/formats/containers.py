@@ -46,7 +46,7 @@ _CLAIMS: Final = (
     (".pickle", "pickle"),
 )
 _AMBIGUOUS_SUFFIXES: Final = (".bin", ".ckpt")
-"""Names of any program's own bytes, too: only content that begins as a container claims to be one."""
+"""Names of any program's own bytes, too: only what begins as a container claims to be one."""
 # What a name of the claim may hold and still be what its readers take.
 _ACCEPTED: Final = {
     "torch-zip": frozenset({"torch-zip", "torch-legacy", "pickle", "safetensors", "npz", "npy"}),

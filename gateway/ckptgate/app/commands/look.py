@@ -201,10 +201,8 @@ def _verify(args: argparse.Namespace) -> int:
     if args.json:
         print_json(asdict(report))
     elif not report.problems:
-        print(
-            f"{report.name}: {report.files} files, {human_bytes(report.size_bytes)}: every byte is as "
-            "committed"
-        )
+        size = human_bytes(report.size_bytes)
+        print(f"{report.name}: {report.files} files, {size}: every byte is as committed")
     else:
         for problem in report.problems:
             print(f"{report.name}: {problem}")

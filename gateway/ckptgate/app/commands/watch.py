@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -60,7 +61,10 @@ def _view(mounts: Sequence[MountInfo]) -> RenderableType:
 
 def watch_status(mounts: Sequence[MountInfo]) -> int:
     """Show the mounts until interrupted."""
-    with Live(_view(mounts), console=Console(), auto_refresh=False) as live:
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        Live(_view(mounts), console=Console(), auto_refresh=False) as live,
+    ):
         while True:
             time.sleep(_REFRESH_S)
             live.update(_view(mounts), refresh=True)

@@ -1,7 +1,7 @@
 """The demo's three acts, each with its checks; returns 0 only if every check held.
 
 Act 1: four ranks on two nodes save; a reader sees nothing until the last one has committed, then
-everything. Act 2: a rank is killed in the next save; `latest` stays. Act 3: the job is started again
+all of it. Act 2: a rank is killed in the next save; `latest` stays. Act 3: the job is started again
 and saves; `latest` moves.
 """
 
@@ -157,7 +157,7 @@ class _Play:
         wrote: dict[str, str] = {}
         for process in ranks:
             out, _ = process.communicate(timeout=_TIMEOUT_S)
-            wrote.update(line.split() for line in out.splitlines())
+            wrote.update(line.split(maxsplit=1) for line in out.splitlines())
         read: dict[str, str] = {}
         for rank in range(WORLD_SIZE):
             for shard in range(SHARDS):
