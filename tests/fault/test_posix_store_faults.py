@@ -385,7 +385,7 @@ def test_a_crash_at_any_point_of_publishing_ends_in_the_same_tree(
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 def test_publishing_is_right_whichever_call_fails(
     breaker: Breaker, tmp_path: Path, wanted: dict[str, tuple[object, ...]], when: str, code: int
 ) -> None:

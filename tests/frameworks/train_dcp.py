@@ -57,12 +57,14 @@ def main() -> None:
     parser.add_argument("--kill-rank", type=int, default=-1)
     parser.add_argument("--kill-step", type=int, default=-1)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds after each save")
+    parser.add_argument("--slow", type=float, default=0.0, help="seconds for each item of a shard")
+    parser.add_argument("--width", type=int, default=256, help="of the hidden layer")
     args = parser.parse_args()
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     run = Path(args.runs[rank * len(args.runs) // world])
     torch.manual_seed(7)
-    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+    model = nn.Sequential(nn.Linear(64, args.width), nn.ReLU(), nn.Linear(args.width, 64))
     mesh = init_device_mesh("cpu", (world,))
     for layer in model:
         if isinstance(layer, nn.Linear):
@@ -80,6 +82,11 @@ def main() -> None:
             model, optim, model_state_dict=state["model"], optim_state_dict=state["optim"]
         )
     print(f"rank {rank} starts after step {done}", flush=True)
+    # Each rank's shard says which start of the job wrote it.
+    job = list(os.environ["TORCHELASTIC_RUN_ID"].encode())
+    stamp = {f"rank{rank}": torch.tensor(job, dtype=torch.uint8)}
+    if args.slow:
+        slow_down(args.slow)
     # A background save must not share its collectives' group with the training step.
     saving = dist.new_group(backend="gloo")
     pending = None
@@ -94,10 +101,11 @@ def main() -> None:
         if pending is not None:
             pending.result()
         model_state, optim_state = get_state_dict(model, optim)
-        state = {"model": model_state, "optim": optim_state}
+        state = {"model": model_state, "optim": optim_state, "job": stamp}
         if step == args.kill_step and rank == args.kill_rank:
             kill_in_save()
         target = run / f"step-{step}"
+        (args.out / f"saving-{step}-{rank}").touch()
         if args.mode == "async":
             pending = dcp.async_save(state, checkpoint_id=target, process_group=saving)
         else:
@@ -109,6 +117,20 @@ def main() -> None:
     (args.out / f"final-{rank}").write_text(full_digest(model, optim))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def slow_down(item_s: float) -> None:
+    """Write each item of a shard as late as a big one would be."""
+    from torch.distributed.checkpoint import filesystem
+
+    real = filesystem._write_item
+
+    def write(*words, **more):
+        result = real(*words, **more)
+        time.sleep(item_s)
+        return result
+
+    filesystem._write_item = write
 
 
 def kill_in_save() -> None:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tests.model.commit_protocol import Model, Scenario, World
+from tests.model.commit_protocol import Model
 from tests.model.log_rules import (
     ABORT,
     ABORTED,
@@ -20,6 +20,7 @@ from tests.model.log_rules import (
     fold,
     is_superseded,
 )
+from tests.model.protocol_world import Scenario, World
 
 
 @dataclass(kw_only=True)
@@ -135,8 +136,9 @@ def stuck(model: Model, worlds: list[World], edges: Edges) -> Iterator[tuple[str
     """I12: states from which what must still be possible isn't.
 
     (a) While no deadline has aborted the newest generation's save, its COMMIT can be reached.
-    (b) Once the store has all that closure needs (all votes, or a CLOSE), each member alone can reach COMMIT (of it, or of
-        a newer one of that name), whatever the other was doing when it stopped for ever.
+    (b) Once the store has all that closure needs (every vote, or a CLOSE), each member alone can
+        reach COMMIT (of it, or of a newer one of that name), whatever the other was doing when it
+        stopped for ever.
     """
     last = model.generations[-1]
     flaw = model.flaw

@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 from tests.model import log_rules
-from tests.model.commit_protocol import FLAWS, Scenario
+from tests.model.protocol_world import FLAWS, Scenario
 from tests.model.state_search import Result, explore
 
 from ckptgate.errors import RefusedError

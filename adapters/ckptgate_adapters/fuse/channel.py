@@ -141,7 +141,8 @@ def _mount_by_helper(path: str, options: MountOptions) -> int:
                 )
             return fd
     msg = f"cannot mount at {path!r}: {problem}"
-    raise UnusableError(msg, subject=path)
+    hint = "" if os.access(_DEVICE, os.R_OK | os.W_OK) else f"sudo chmod a+rw {_DEVICE}"
+    raise UnusableError(msg, subject=path, hint=hint)
 
 
 def _run_helper(helper: str, path: str, options: str) -> tuple[int, str]:

@@ -34,6 +34,7 @@ from ckptgate_adapters.posix_store.root import (
     discard,
     fsync_directory,
     new_temp,
+    split_key,
 )
 from ckptgate_adapters.posix_store.tree import MANIFEST_NAME, build_tree, remove_tree
 
@@ -149,6 +150,7 @@ class PosixPublication:
 
     def _shown(self, run: str, name: str) -> str:
         key = join_key(run, name, GATEWAY_DIR, MANIFEST_NAME)
+        self._root.forget(run)
         try:
             data = self._root.with_file(key, lambda fd: read_range(fd, 0, MAX_DOCUMENT_BYTES))
             return check_attempt_id(msgspec.json.decode(data, type=_Shown).attempt)
@@ -234,16 +236,22 @@ class PosixPublication:
         return away
 
     def _sweep(self, run: str, attempt: str) -> None:
-        """Remove trees that crashed publishers of this attempt left; its own is in place now."""
-        with (
-            contextlib.suppress(FileNotFoundError),
-            self._root.directory(attempt_prefix(run, attempt)) as fd,
-        ):
-            for name in os.listdir(fd):
-                if name.startswith(_SWEPT):
-                    remove_tree(name, dir_fd=fd)
-                elif name.startswith(_BUILD):
-                    _remove_build(name, fd)
+        """Remove trees that crashed publishers of this attempt left; its own is in place now.
+
+        Others may be at the same: what can't be removed is left to the next publication.
+        """
+        key = attempt_prefix(run, attempt)
+        try:
+            with self._root.directory(key) as fd:
+                for name in os.listdir(fd):
+                    if name.startswith(_SWEPT):
+                        remove_tree(name, dir_fd=fd)
+                    elif name.startswith(_BUILD):
+                        _remove_build(name, fd)
+        except FileNotFoundError:
+            return
+        except OSError as exc:
+            _log.warning("sweep-unfinished key=%s errno=%s", key, exc.errno)
 
     def _replace_pointer(self, run: str, value: PointerValue) -> None:
         key = join_key(run, value.pointer)
@@ -260,6 +268,7 @@ class PosixPublication:
 
     def _pointer(self, key: str) -> tuple[PointerKind, str] | None:
         """Kind and content of what is under the pointer's name; None for nothing or no pointer."""
+        self._root.forget(split_key(key)[0])
         try:
             return self._root.with_parent(key, _read_pointer)
         except (FileNotFoundError, NotADirectoryError):

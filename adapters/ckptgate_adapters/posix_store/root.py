@@ -135,6 +135,12 @@ class StoreRoot:
                 _refresh(fd, is_ours=GATEWAY_DIR in key.split("/"))
             return os.listdir(fd)
 
+    def forget(self, key: str) -> None:
+        """Have an NFSv3 client drop what it knows of a directory; others ask by themselves."""
+        if self.mount.is_nfs3:
+            with contextlib.suppress(OSError), self.directory(key) as fd:
+                _refresh(fd, is_ours=True)
+
     def atomic_write(self, key: str, data: bytes, *, mode: int = 0o644) -> None:
         """Replace the file *key* by one with *data*, durably; its directory must be there."""
         parent, name = split_key(key)
