@@ -203,8 +203,18 @@ def test_damage_is_missing_whatever_the_event(
     assert has(found, *words, A)
 
 
-def test_a_problem_without_a_claimed_container_is_none() -> None:
-    assert missing(SealEvent.RENAME, [vote(A, file("a", Evidence(problem="no container")))]) == []
+def test_a_problem_without_a_container_counts_too() -> None:
+    """An fsync that failed says so of a file of any content."""
+    (what,) = missing(SealEvent.RENAME, [vote(A, file("a", Evidence(problem="fsync failed")))])
+    assert "'a'" in what
+    assert "fsync failed" in what
+
+
+def test_a_container_that_cannot_be_proved_is_no_damage() -> None:
+    """A legacy torch file commits by its event or explicitly; only silence needs a proof."""
+    legacy = file("a", Evidence(container="torch-legacy"))
+    assert missing(SealEvent.RENAME, [vote(A, legacy)]) == []
+    assert missing(SealEvent.QUIESCENCE, [vote(A, legacy)])
 
 
 # Torn closes

@@ -278,6 +278,12 @@ class FuseServer:
         try:
             for ino in reply.settle:
                 self._context.fs.settle(request.caller, ino)
+        except OSError as exc:
+            _log.warning("not-settled opcode=%d error=%s", request.opcode, exc)
+            if request.opcode == Opcode.FLUSH:
+                # Only close() may fail after the fact: what it reports is not undone by it.
+                self._fail(request, _errno_of(request, exc))
+                return
         except Exception:  # noqa: BLE001 - the mutation is done: its reply must not depend on this
             _log.exception("settle-failed nodes=%s", reply.settle)
         self._answer(request, reply)

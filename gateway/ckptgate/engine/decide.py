@@ -206,7 +206,8 @@ class Decider:
             reason = f"superseded: a newer seal of {case.view.name!r} is committed"
             self._append_abort(case.run, case.view.attempt, reason, ())
             return True
-        verdict, votes, members = self._read(case)
+        is_closed = case.view.state is AttemptPhase.CLOSED
+        verdict, votes, members = self._read_closed(case) if is_closed else self._read(case)
         progress = frozenset((member, vote.n) for member, vote in votes.items())
         self._patience.looked(case.key, len(members), progress)
         if verdict.missing:
@@ -214,7 +215,7 @@ class Decider:
         if case.view.state is AttemptPhase.SEALED:
             self._append_close(case)
             # Read again: a member or a vote may have come before the CLOSE.
-            verdict, votes, members = self._read(case)
+            verdict, votes, members = self._read_closed(case)
             if verdict.missing:
                 return True
         self._commit(case, verdict, votes, members)
@@ -224,6 +225,20 @@ class Decider:
         run, attempt = case.key
         members = self._membership.members(run, attempt)
         votes = self._membership.newest_votes(run, attempt, members)
+        event = self._seal_of(case).event
+        return self._judge.assess(run, attempt, event, members, votes), votes, members
+
+    def _read_closed(self, case: _Case) -> tuple[Verdict, dict[str, Vote], dict[str, Member]]:
+        """As `_read`, of the members whose final vote is there.
+
+        The CLOSE says that these suffice. A member that registered too late for it and perhaps
+        never votes must not undo a whole checkpoint: it finds the CLOSE in the log and is late.
+        """
+        run, attempt = case.key
+        members = self._membership.members(run, attempt)
+        votes = self._membership.newest_votes(run, attempt, members)
+        votes = {member: vote for member, vote in votes.items() if vote.is_final}
+        members = {member: found for member, found in members.items() if member in votes}
         event = self._seal_of(case).event
         return self._judge.assess(run, attempt, event, members, votes), votes, members
 

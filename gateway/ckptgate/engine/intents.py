@@ -1,13 +1,14 @@
 """Which attempt of a checkpoint a member takes part in.
 
-It owns the choice: the attempt with the highest number is joined if it is open and of the same
-shared job key, else the next number is taken by put-if-absent; who loses that race looks again.
+It owns the choice: the newest attempt of the same shared job key is joined if it is open, else the
+next number is taken by put-if-absent; who loses that race looks again.
 
 Thread rule: any thread of either process; no lock is held over a store call.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from ckptgate.engine.runlog import RunLogs
@@ -58,10 +59,11 @@ class Intents:
         for lost in range(CLAIMS_MAX):
             proposed = self._proposed(row)
             if proposed is None:
-                newest, intent = self._newest_intent(row.run, row.name)
-                if intent is not None and self._may_join(row, key, intent):
-                    proposed = intent
+                own = self._newest_of_job(row, key, generation)
+                if own is not None and self._may_join(row, own):
+                    proposed = own
                 else:
+                    newest, _ = self._newest_intent(row.run, row.name)
                     proposed = self._propose(row, key, generation, newest + 1)
             if proposed.member == self._member and not self._create_intent(row, proposed):
                 self._pause(lost)
@@ -111,12 +113,39 @@ class Intents:
                 return None
             return self._spool.update_attempt(row.id, attempt=attempt)
 
-    def _may_join(self, row: AttemptRow, key: JobKey, intent: Intent) -> bool:
-        if not (key.is_shared and intent.is_shared and intent.job_key == str(key)):
-            return False
+    def _newest_of_job(self, row: AttemptRow, key: JobKey, generation: int) -> Intent | None:
+        """The newest attempt at the row's name that the row's own job began, None without one."""
+        if not key.is_shared:
+            return None
         # A revision and a new save of the same name must not be mixed.
-        if intent.base != self._base_of(row):
-            return False
+        base = self._base_of(row)
+        of_job = self._of_job(row.run, row.name, str(key), generation)
+        return next((intent for intent in of_job if intent.base == base), None)
+
+    def _of_job(self, run: str, name: str, job_key: str, generation: int) -> Iterator[Intent]:
+        """What a shared job began at *name*, newest first.
+
+        Attempts of other jobs above it count for nothing: an old incarnation that goes on writing
+        must not split a new one's save into two attempts.
+        """
+        _, intent = self._newest_intent(run, name)
+        while intent is not None:
+            if intent.is_shared and intent.job_key == job_key:
+                yield intent
+            _, k = split_attempt_id(intent.attempt)
+            # What was sealed by an older generation is older than all that this job began.
+            if k == 0 or self._is_history(run, intent, generation):
+                return
+            intent = self._intent(run, make_attempt_id(name, k - 1))
+
+    def _is_history(self, run: str, intent: Intent, generation: int) -> bool:
+        def judge(state: RunState) -> bool:
+            view = state.attempts.get(intent.attempt)
+            return view is not None and view.seal_index >= 0 and view.generation < generation
+
+        return self._logs.get(run).look(judge)
+
+    def _may_join(self, row: AttemptRow, intent: Intent) -> bool:
         holder = self._spool.attempt_by_id(row.run, intent.attempt)
         return (holder is None or holder.id == row.id) and self._is_open(row.run, intent)
 
@@ -164,15 +193,16 @@ class Intents:
 
     def open_intent(self, run: str, name: str, job_key: str) -> Intent | None:
         """The intent of the open attempt at *name* that this shared job began, None without one."""
-        _, newest = self._newest_intent(run, name)
-        candidates = [newest] if newest is not None else []
-        sealed = self._logs.get(run).look(
+        log = self._logs.get(run)
+        generation = log.look(lambda state: state.generation_of(job_key))
+        if generation is None:
+            return None
+        candidates = list(self._of_job(run, name, job_key, generation))
+        sealed = log.look(
             lambda state: [v.attempt for v in state.attempts.values() if _is_sealed_as(v, name)]
         )
-        for attempt in reversed(sealed):
-            intent = self._intent(run, attempt)
-            if intent is not None and intent not in candidates:
-                candidates.append(intent)
+        renamed = (self._intent(run, attempt) for attempt in reversed(sealed))
+        candidates += [intent for intent in renamed if intent is not None]
         for intent in candidates:
             is_ours = intent.is_shared and intent.job_key == job_key
             if is_ours and self._is_open(run, intent):

@@ -102,6 +102,9 @@ class Membership:
         key = parse_key(row.job_key)
         generation = self._generation(row.run, key)
         if not row.attempt:
+            if self._is_fenced_off(row.run, key, generation):
+                # An old incarnation that goes on writing can't seal any more: nothing is begun.
+                return row
             row = self._intents.claim(row, key, generation)
         self._register(row)
         row = self._spool.update_attempt(row.id, is_joined=True, generation=generation)
@@ -242,6 +245,10 @@ class Membership:
             log.append(fence)
             return log.look(lambda state: state.fences[text])
         return log.refresh().generation
+
+    def _is_fenced_off(self, run: str, key: JobKey, generation: int) -> bool:
+        newest = self._logs.get(run).look(lambda state: state.generation)
+        return key.is_shared and generation < newest
 
     # Registering
 

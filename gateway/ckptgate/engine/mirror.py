@@ -274,8 +274,6 @@ def _problem(file: FileRow) -> str:
     evidence = file.evidence
     if evidence.has_hole:
         return "a part of it was never written"
-    if evidence.container and not evidence.is_valid:
-        return evidence.problem or f"not a whole {evidence.container}"
     if evidence.problem:
         return evidence.problem
     if evidence.is_torn and not evidence.is_valid:

@@ -151,9 +151,9 @@ def _damaged(files: Iterable[Voted], who: _Owners, *, accept_torn: bool) -> Iter
         path, evidence = voted.entry.path, voted.entry.evidence
         if evidence.has_hole:
             yield Missing(f"bytes of {path!r}: a part was never written", who.file(voted))
-        if evidence.container and not evidence.is_valid:
-            problem = evidence.problem or "not whole"
-            yield Missing(f"a valid {path!r} ({evidence.container}): {problem}", who.file(voted))
+        if evidence.problem:
+            kind = f" ({evidence.container})" if evidence.container else ""
+            yield Missing(f"a valid {path!r}{kind}: {evidence.problem}", who.file(voted))
         elif evidence.is_torn and not evidence.is_valid and not accept_torn:
             yield Missing(f"the rest of {path!r}: its writer died with it open", who.file(voted))
 
@@ -216,7 +216,7 @@ def _unproved(files: Iterable[Voted], who: _Owners) -> Iterator[Missing]:
         if evidence.is_torn and evidence.is_valid:
             what = f"a clean close of {path!r}: its writer died with it open"
             yield Missing(what, who.file(voted))
-        elif not evidence.container:
+        elif not evidence.is_valid:
             what = f"a proof that {path!r} is whole: commit explicitly"
             yield Missing(what, who.file(voted))
 

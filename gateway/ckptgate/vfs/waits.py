@@ -122,7 +122,10 @@ def _unsettled(ctx: Context, ino: int) -> list[AttemptRow]:
         for row in rows
         if _is_shared(row)
         and (not row.is_joined or ctx.spool.name_ops(row.id))
-        and ctx.is_due(("settle-in-vain", row.id), ctx.settings.settle_pause_s)
+        and (
+            ctx.is_due(("settle-in-vain", row.id), ctx.settings.settle_pause_s)
+            or _sealed_by_rename(ctx, [row])
+        )
     ]
 
 
@@ -132,17 +135,41 @@ def must_settle(ctx: Context, ino: int) -> bool:
 
 
 def settle(ctx: Context, caller: Caller, ino: int) -> None:
-    """Wait until other nodes can know of what was done, `settle_wait_s` at most."""
+    """Wait until other nodes can know of what was done, `settle_wait_s` at most.
+
+    Raises:
+        TransientStoreError: EIO, this node could not be registered in an attempt whose rename will
+            seal it: that would commit it without this node's files.
+    """
     rows = _unsettled(ctx, ino)
     if not rows:
         return
     ctx.need_block(caller)
-    ctx.waker.wake()
-    deadline = ctx.clock.monotonic() + ctx.settings.settle_wait_s
-    while rows and ctx.clock.monotonic() < deadline:
-        ctx.clock.sleep(ctx.settings.poll_interval_s / 4)
-        rows = _unsettled(ctx, ino)
+    rows = _wait_settled(ctx, ino, rows, ctx.settings.settle_wait_s)
+    if unregistered := _sealed_by_rename(ctx, rows):
+        longer_s = ctx.settings.decision_wait_s - ctx.settings.settle_wait_s
+        rows = _wait_settled(ctx, ino, unregistered, longer_s)
+        if unregistered := _sealed_by_rename(ctx, rows):
+            name = unregistered[0].name
+            msg = f"this node could not be registered in {name!r}: the store does not answer"
+            raise TransientStoreError(msg, subject=name, hint="ckptgate status")
     for row in rows:
         # Every close would wait again while the store is away.
         _log.warning("settle-in-vain name=%r wait_s=%g", row.name, ctx.settings.settle_wait_s)
         ctx.done_now(("settle-in-vain", row.id))
+
+
+def _wait_settled(
+    ctx: Context, ino: int, rows: list[AttemptRow], limit_s: float
+) -> list[AttemptRow]:
+    ctx.waker.wake()
+    deadline = ctx.clock.monotonic() + limit_s
+    while rows and ctx.clock.monotonic() < deadline:
+        ctx.clock.sleep(ctx.settings.poll_interval_s / 4)
+        rows = _unsettled(ctx, ino)
+    return rows
+
+
+def _sealed_by_rename(ctx: Context, rows: list[AttemptRow]) -> list[AttemptRow]:
+    """Attempts of which the store doesn't know this member, and which a rename will seal."""
+    return [row for row in rows if not row.is_joined and ctx.patterns.is_temporary(row.name)]

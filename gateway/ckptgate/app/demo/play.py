@@ -157,7 +157,9 @@ class _Play:
         wrote: dict[str, str] = {}
         for process in ranks:
             out, _ = process.communicate(timeout=_TIMEOUT_S)
-            wrote.update(line.split(maxsplit=1) for line in out.splitlines())
+            for line in out.splitlines():
+                name_of_shard, _, digest = line.partition(" ")
+                wrote[name_of_shard] = digest
         read: dict[str, str] = {}
         for rank in range(WORLD_SIZE):
             for shard in range(SHARDS):
