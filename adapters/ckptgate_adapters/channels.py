@@ -13,8 +13,10 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any, Final
+
+import msgspec
 
 from ckptgate.errors import CkptError, ErrorKind, UnusableError
 
@@ -40,7 +42,7 @@ _MAX_REPLY_BYTES: Final = 256 << 20
 
 
 @contextlib.contextmanager
-def _address(directory: str, name: str) -> Iterator[str]:
+def _address(directory: str, name: str) -> Generator[str]:
     """A short address of the socket *name* in *directory*."""
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -210,10 +212,7 @@ class ControlServer:
 
     def _reply(self, line: bytes) -> dict[str, Any]:
         try:
-            request = json.loads(line)
-            if not isinstance(request, dict):
-                msg = "a request is a JSON object on one line"
-                raise TypeError(msg)
+            request = msgspec.json.decode(line, type=dict[str, Any])
             return {"result": self._answer(request)}
         except CkptError as exc:
             return {"error": _error_reply(exc)}

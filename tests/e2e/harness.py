@@ -21,7 +21,9 @@ from ckptgate_adapters.fuse.channel import unmount
 FAST = "[commit]\nidle_interval_s = 0.3\nsurvivor_delay_s = 1.0\nlive_interval_s = 0.3\n"
 
 
-def cli(*words: str | Path, env: dict[str, str] | None = None, timeout: float = 90.0):
+def cli(
+    *words: str | Path, env: dict[str, str] | None = None, timeout: float = 90.0
+) -> subprocess.CompletedProcess[str]:
     """Run a `ckptgate` command to its end."""
     return subprocess.run(
         [sys.executable, "-m", "ckptgate.app.cli", *map(str, words)],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import shutil
@@ -10,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.e2e.harness import Gateway, cli, cluster, job, start_job, tree, until
+from tests.e2e.harness import Cluster, Gateway, cli, cluster, job, start_job, tree, until
 
 pytestmark = [pytest.mark.fuse]
 
@@ -30,6 +31,14 @@ ckptgate.commit(path, rank, world)
 """
 
 
+def _is_tree(path: Path, expected: dict[str, bytes]) -> bool:
+    return tree(path) == expected
+
+
+def _is_committed(c: Cluster, name: str) -> bool:
+    return name in c.committed("")
+
+
 def test_a_checkpoint_is_visible_only_after_all_ranks_committed(tmp_path: Path):
     """I8: before the COMMIT only the job sees it; after it everybody does, and `latest` moves."""
     with cluster(tmp_path, nodes=2) as c:
@@ -47,7 +56,7 @@ def test_a_checkpoint_is_visible_only_after_all_ranks_committed(tmp_path: Path):
         assert os.readlink(c.store / "run/latest") == "step-1"
         expected = {f"rank{r}.bin": bytes([r]) * 300_000 for r in range(2)}
         for node in c.nodes:
-            until("the name", lambda n=node: (n.mnt / "run/step-1").exists())
+            until("the name", (node.mnt / "run/step-1").exists)
             assert tree(node.mnt / "run/step-1") == expected
             assert os.readlink(node.mnt / "run/latest") == "step-1"
         assert tree(c.store / "run/step-1") == expected
@@ -230,7 +239,7 @@ assert open(f"{path}/rank0.bin", "rb").read(20)[10:17] == b"changed"
         new = {"rank0.bin": b"\0" * 10 + b"changed" + b"\0" * 299_983, "extra.json": b"{}"}
         until("the revision", lambda: tree(c.store / "step-1") == new)
         for node in c.nodes:
-            until("the revision everywhere", lambda n=node: tree(n.mnt / "step-1") == new)
+            until("the revision everywhere", functools.partial(_is_tree, node.mnt / "step-1", new))
         assert cli("verify", c.store / "step-1").returncode == 0
 
 
@@ -240,7 +249,7 @@ def test_deleting_a_committed_checkpoint(tmp_path: Path):
         (node,) = c.nodes
         for name in ("step-1", "step-2"):
             assert job(SAVE, node.mnt / name, "0", "1").returncode == 0
-            until(name, lambda n=name: n in c.committed(""))
+            until(name, functools.partial(_is_committed, c, name))
         shutil.rmtree(node.mnt / "step-1")
         assert not (node.mnt / "step-1").exists()
         until("the retirement", lambda: not (c.store / "step-1").exists())

@@ -1,4 +1,4 @@
-"""Open writing handles; they outlive the mount process. See `ports.spool.Handles`. Any thread."""
+"""Open handles; they outlive the mount process. See `ports.spool.Handles`. Any thread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["HandlePart"]
 
 
 class HandlePart:
-    """Open writing handles."""
+    """Open handles."""
 
     _db: Database
     _handle_numbers: Numbers

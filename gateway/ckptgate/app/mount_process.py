@@ -62,7 +62,12 @@ def run_mount(config: Config, device: int, ready_fd: int) -> int:
     invalidations.server = server
     receiver = DatagramReceiver(config.spool, MOUNT_SOCKET)
     threading.Thread(target=_receive, args=(receiver, server), daemon=True).start()
-    signal.signal(signal.SIGTERM, lambda *_: server.stop())
+
+    def on_term(number: int, frame: object) -> None:
+        del number, frame
+        server.stop()
+
+    signal.signal(signal.SIGTERM, on_term)
     # The kernel queues requests from the moment of mounting on, so serving may begin after this.
     _announce(ready_fd)
     server.serve()

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Final
 
 import msgspec
@@ -76,6 +76,11 @@ def _is_dead_mount(path: str) -> bool:
             if where == path and right.startswith("fuse.ckptgate "):
                 return True
     return False
+
+
+def _ignore(number: int, frame: object) -> None:
+    """A signal handler: the wake-up descriptor tells the loop."""
+    del number, frame
 
 
 class _Child:
@@ -163,12 +168,12 @@ class Supervisor:
             os.unlink(os.path.join(self._config.spool, SESSION_FILE))
 
     @contextlib.contextmanager
-    def _signals(self) -> Iterator[int]:
+    def _signals(self) -> Generator[int]:
         """SIGTERM and SIGINT make the yielded descriptor readable."""
         reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: None)
+            signal.signal(number, _ignore)
         try:
             yield reader
         finally:

@@ -17,6 +17,7 @@ from ckptgate.model.documents import Evidence
 from ckptgate.model.states import AttemptState, FileState
 
 __all__ = [
+    "NO_FILE",
     "AttemptRow",
     "FileRow",
     "HandleRow",
@@ -33,6 +34,8 @@ __all__ = [
 ]
 
 ROOT_INO = 1
+NO_FILE = 0
+"""Stands for the bytes of a handle whose file is only in the store; ids of files begin at 1."""
 
 
 class NodeKind(enum.StrEnum):
@@ -175,13 +178,13 @@ class AttemptRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandleRow:
-    """An open file description that may write.
+    """An open file description.
 
     Attributes:
         fh: FUSE file handle.
         ino: the node.
-        file: the bytes it was opened on.
-        pid: process (thread group) that opened it.
+        file: the bytes it was opened on, `NO_FILE` if they are only in the store.
+        pid: process (thread group) that opened it to write; 0 of a reader.
         start: that process's start time (ticks), so that a pid used again isn't mistaken.
         rank: of that process, -1 unknown.
         is_closed: that process closed it (FLUSH); a descriptor may live on elsewhere.
@@ -426,7 +429,7 @@ class Attempts(Protocol):
 
 
 class Handles(Protocol):
-    """Open writing handles; they outlive the mount process."""
+    """Open handles; they outlive the mount process."""
 
     def add_handle(self, handle: HandleRow) -> None: ...
     def handle(self, fh: int) -> HandleRow | None: ...

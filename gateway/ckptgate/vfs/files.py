@@ -6,10 +6,12 @@ Owns the rule that a node has one backing file and one mode while it is open. An
 from __future__ import annotations
 
 import errno
+import logging
 import os
 
 from ckptgate.errors import CkptError, ExistsError, MissingError
 from ckptgate.ports.spool import (
+    NO_FILE,
     FileRow,
     HandleRow,
     LocalBytes,
@@ -23,7 +25,9 @@ from ckptgate.vfs.context import Context, OpenFile, Who
 from ckptgate.vfs.interface import Caller, Entry, Opened
 from ckptgate.vfs.writing import file_of, is_frozen, pending_kind, prepare_write
 
-__all__ = ["create", "new_node", "open_file", "read_plain", "reopen"]
+__all__ = ["create", "new_node", "open_file", "read_plain", "reopen", "reopen_all"]
+
+_log = logging.getLogger(__name__)
 
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 _WRITE_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK
@@ -164,19 +168,18 @@ def _add_handle(
     """Note an open handle; inside a change."""
     fh = ctx.spool.next_handle()
     who = ctx.who(caller) if is_writer else None
-    if file is not None:
-        # A reader's row only serves `reopen`: its process is none, and it counts as closed.
-        ctx.spool.add_handle(
-            HandleRow(
-                fh=fh,
-                ino=node.ino,
-                file=file,
-                pid=who.pid if who else 0,
-                start=who.start if who else 0,
-                rank=-1 if who is None or who.rank is None else who.rank,
-                is_closed=not is_writer,
-            )
+    # A reader's row only serves `reopen`: its process is none, and it counts as closed.
+    ctx.spool.add_handle(
+        HandleRow(
+            fh=fh,
+            ino=node.ino,
+            file=NO_FILE if file is None else file,
+            pid=who.pid if who else 0,
+            start=who.start if who else 0,
+            rank=-1 if who is None or who.rank is None else who.rank,
+            is_closed=not is_writer,
         )
+    )
     with ctx.lock:
         ctx.memory.files[fh] = OpenFile(
             fh=fh,
@@ -197,11 +200,15 @@ def reopen(ctx: Context, fh: int) -> Opened | None:
         return Opened(fh=fh, fd=known.fd, is_complete=known.fd >= 0)
     row = ctx.spool.handle(fh)
     node = None if row is None else ctx.spool.node(row.ino)
-    file = None if row is None else ctx.spool.file(row.file)
-    if row is None or node is None or file is None:
+    if row is None or node is None:
         return None
+    file = ctx.spool.file(row.file)
     is_writer = bool(row.pid) or not row.is_closed
-    if is_writer:
+    if row.file == NO_FILE:
+        fd, is_complete = -1, False
+    elif file is None:
+        return None
+    elif is_writer:
         fd, is_complete = os.open(ctx.spool.data_path(file.file), _WRITE_FLAGS), True
     else:
         fd, is_complete = _read_descriptor(ctx, node, file)
@@ -209,13 +216,25 @@ def reopen(ctx: Context, fh: int) -> Opened | None:
         ctx.memory.files[fh] = OpenFile(
             fh=fh,
             ino=node.ino,
-            file=file.file,
+            file=None if file is None else file.file,
             fd=fd,
             is_writer=is_writer,
             plain_path=node.plain_path or "",
         )
         ctx.memory.opens[node.ino] = ctx.memory.opens.get(node.ino, 0) + 1
     return Opened(fh=fh, fd=fd, is_complete=is_complete)
+
+
+def reopen_all(ctx: Context) -> None:
+    """Take over every handle of a predecessor: what is open, and how often, is known from then on.
+
+    One whose bytes are gone is left out; its next request is EBADF.
+    """
+    for row in ctx.spool.handles():
+        try:
+            reopen(ctx, row.fh)
+        except OSError as exc:
+            _log.warning("handle-lost fh=%d ino=%d reason=%s", row.fh, row.ino, exc.strerror)
 
 
 def read_plain(ctx: Context, caller: Caller, fh: int, offset: int, length: int) -> bytes:

@@ -114,6 +114,7 @@ class Vfs:
         ctx = self._ctx
         if is_takeover:
             ctx.memory.is_inherited = True
+            files.reopen_all(ctx)
         else:
             for row in ctx.spool.nameless_nodes():
                 lookup.drop_if_unused(ctx, row.ino)

@@ -339,6 +339,20 @@ def test_a_successor_reopens_handles(world):
     assert world.vfs.reopen(12345) is None
 
 
+def test_all_that_a_predecessor_opened_is_open_in_its_successor(world):
+    """I11: fsync, an unlinked file and a file of the store only go on working after a restart."""
+    world.mkdir(world.a, "step-1")
+    opened = world.open_new(world.a, "step-1/w")
+    for memory in (world.vfs._ctx.memory.files, world.vfs._ctx.memory.opens):
+        memory.clear()
+    world.vfs.start_session(is_takeover=True)
+    world.vfs.fsync(world.a, opened.fh, data_only=False)
+    ino = world.ino(world.a, "step-1/w")
+    assert world.vfs._ctx.memory.opens == {ino: 1}
+    world.close(world.a, opened)
+    assert world.vfs._ctx.memory.opens == {}
+
+
 def test_a_write_waits_while_the_attempt_is_decided(world):
     """I4: after the final vote there are no more writes; then it is a revision."""
     world.mkdir(world.a, "step-1")

@@ -97,7 +97,7 @@ def _print_report(report: dict[str, Any]) -> None:
         files = row["files"]
         done, total = files["stored"], sum(files.values())
         size = human_bytes(row["size_bytes"])
-        where = os.path.join(row["run"], row["name"])
+        where = os.path.join(str(row["run"]), str(row["name"]))
         print(f"  {where}  {row['state']}  {done}/{total} files in the store, {size}")
         for line in (*([row["reason"]] if row["reason"] else []), *row["missing"]):
             print(f"    {line}")
