@@ -30,6 +30,7 @@ __all__ = [
     "DatagramWaker",
     "RemoteError",
     "control_call",
+    "error_reply",
 ]
 
 _log = logging.getLogger(__name__)
@@ -215,13 +216,14 @@ class ControlServer:
             request = msgspec.json.decode(line, type=dict[str, Any])
             return {"result": self._answer(request)}
         except CkptError as exc:
-            return {"error": _error_reply(exc)}
+            return {"error": error_reply(exc)}
         except Exception as exc:  # noqa: BLE001 - outer edge: a bad request must not end the daemon
             _log.exception("control-failed request=%r", line[:200])
-            return {"error": _error_reply(CkptError(f"internal error: {exc!r}"))}
+            return {"error": error_reply(CkptError(f"internal error: {exc!r}"))}
 
 
-def _error_reply(exc: CkptError) -> dict[str, Any]:
+def error_reply(exc: CkptError) -> dict[str, Any]:
+    """An error as JSON values; `RemoteError.of` is the inverse."""
     return {
         "kind": str(exc.kind),
         "message": exc.message,

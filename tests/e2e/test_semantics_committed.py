@@ -69,14 +69,24 @@ def test_an_open_checkpoint_is_seen_by_its_job_only(run: Path):
     assert os.readlink(run / "latest") == "step-1"
 
 
-def test_two_jobs_write_the_same_name_apart(run: Path):
+WRITE = "import os,sys; os.mkdir(sys.argv[1]); open(sys.argv[1] + '/a.bin', 'w').write(sys.argv[2])"
+
+
+def test_a_session_and_a_job_write_the_same_name_apart(run: Path):
     """Each sees its own; neither disturbs the other."""
-    write = "import os,sys; os.mkdir(sys.argv[1]); open(sys.argv[1] + '/a.bin', 'w').write(sys.argv[2])"
-    for run_id in ("one", "two"):
-        assert job(write, run / "step-1", run_id, run_id=run_id).returncode == 0
-    assert seen(run / "step-1", "one") == "['a.bin'] b'one'"
-    assert seen(run / "step-1", "two") == "['a.bin'] b'two'"
-    assert not (run / "step-1").exists()
+    (run / "step-1").mkdir()
+    (run / "step-1/a.bin").write_bytes(b"session")
+    assert job(WRITE, run / "step-1", "job", run_id="one").returncode == 0
+    assert seen(run / "step-1", "one") == "['a.bin'] b'job'"
+    assert (run / "step-1/a.bin").read_bytes() == b"session"
+
+
+def test_a_newer_job_ends_what_an_older_one_had_not_sealed(run: Path):
+    """I4: the FENCE of the newer job; the older one's checkpoint is given up."""
+    for run_id in ("old", "new"):
+        assert job(WRITE, run / "step-1", run_id, run_id=run_id).returncode == 0
+    until("the fence", lambda: seen(run / "step-1", "old") == str(errno.ENOENT))
+    assert seen(run / "step-1", "new") == "['a.bin'] b'new'"
 
 
 def test_a_listing_right_after_the_commit_is_complete(run: Path):
@@ -234,7 +244,7 @@ def test_an_older_checkpoint_that_is_removed_goes_for_everybody(shared: Cluster,
     save(run / "step-2")
     subprocess.run(["rm", "-rf", run / "step-1"], check=True)
     until("its end", lambda: not (shared.store / run.name / "step-1").exists())
-    assert seen(run / "step-1") == str(errno.ENOENT)
+    until("the same in the mount", lambda: seen(run / "step-1") == str(errno.ENOENT))
     assert os.readlink(run / "latest") == "step-2"
 
 
@@ -364,6 +374,5 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     assert job(code, run / "step-1").returncode != 0
     until("its end", lambda: seen(run / "step-1", "job1") == str(errno.ENOENT))
-    again = "import os,sys; os.mkdir(sys.argv[1]); open(sys.argv[1] + '/a.bin', 'w').write('whole')"
-    assert job(again, run / "step-1").returncode == 0
+    assert job(WRITE, run / "step-1", "whole").returncode == 0
     assert seen(run / "step-1", "job1") == "['a.bin'] b'whole'"

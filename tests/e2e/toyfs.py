@@ -84,10 +84,10 @@ class ToyFs:
         assert caller.request is not None
         self.db.execute("insert or replace into reply values(?,?)", (caller.request, reply))
 
-    def must_settle(self, ino: int) -> bool:
+    def must_settle(self, ino: int, *, is_close: bool = False) -> bool:
         return self.stalls("after", self.name_of(ino))
 
-    def settle(self, caller: Caller, ino: int) -> None:
+    def settle(self, caller: Caller, ino: int, *, is_close: bool = False) -> None:
         assert caller.may_block
         self.settled.append(ino)
         name = self.name_of(ino)
@@ -342,9 +342,10 @@ class ToyFs:
     def read(self, caller: Caller, fh: int, offset: int, length: int) -> bytes:
         raise OSError(errno.EBADF, "never without a file")
 
-    def flush(self, caller: Caller, fh: int) -> None:
+    def flush(self, caller: Caller, fh: int) -> bool:
         with self.lock:
             self.db.execute("insert into done values(?)", (f"flush {fh}",))
+        return True
 
     def release(self, fh: int) -> None:
         with self.lock:

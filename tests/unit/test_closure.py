@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -320,6 +321,60 @@ def test_directories_merge_whatever_their_modes_and_times() -> None:
     votes = {A: vote(A, directory("d", mtime_ns=1)), B: vote(B, directory("d", mode=0o700))}
     entries, problems = merge_votes(votes)
     assert (len(entries), problems) == (1, ())
+
+
+def paths_of(votes: Mapping[str, Vote], base: list[FileEntry]) -> dict[str, str]:
+    entries, problems = merge_votes(votes, base)
+    assert problems == ()
+    assert merge_votes(dict(reversed(votes.items())), base) == (entries, problems)
+    return {entry.path: entry.digest for entry in entries}
+
+
+def revised(member: str, *entries: FileEntry) -> Vote:
+    return vote(member, *entries, base="step-1.0", attempt="step-1.1")
+
+
+def written(path: str, content: str) -> FileEntry:
+    return msgspec.structs.replace(file(path, content=content), key=f"new/{path}")
+
+
+def test_in_a_revision_only_what_a_member_changed_is_its_own_say() -> None:
+    """I8: each node rewrites its ranks' files of the same checkpoint."""
+    base = [file("a"), file("b"), file("c"), directory("d")]
+    votes = {
+        A: revised(A, written("a", "1"), *base[1:]),
+        B: revised(B, base[0], written("b", "2"), *base[2:], written("e", "3")),
+    }
+    assert paths_of(votes, base) == {
+        "a": digest("1"), "b": digest("2"), "c": digest("c"), "d": "", "e": digest("3"),
+    }  # fmt: skip
+
+
+def test_in_a_revision_two_members_changes_of_one_path_are_a_conflict() -> None:
+    votes = {A: revised(A, written("a", "1")), B: revised(B, written("a", "2"))}
+    _, problems = merge_votes(votes, [file("a")])
+    assert [problem.who for problem in problems] == [f"{A} and {B}"]
+
+
+def test_what_a_member_removed_in_a_revision_is_gone_unless_another_one_wrote_it() -> None:
+    base = [directory("d"), file("d/a"), file("d/b")]
+    votes = {A: revised(A), B: revised(B, base[0], base[1], written("d/b", "2"))}
+    assert paths_of(votes, base) == {"d": "", "d/b": digest("2")}
+    votes = {A: revised(A), B: revised(B, *base)}
+    assert paths_of(votes, base) == {}
+
+
+def test_a_member_that_never_had_the_base_removes_nothing_of_it() -> None:
+    base = [file("a"), file("b")]
+    votes = {A: revised(A, *base), B: vote(B, written("c", "3"), attempt="step-1.1")}
+    assert sorted(paths_of(votes, base)) == ["a", "b", "c"]
+
+
+def test_a_file_that_is_written_anew_with_the_same_bytes_is_written() -> None:
+    base = [file("a")]
+    votes = {A: revised(A), B: revised(B, written("a", "a"))}
+    entries, _ = merge_votes(votes, base)
+    assert [entry.key for entry in entries] == ["new/a"]
 
 
 @pytest.mark.parametrize("event", EVENTS)

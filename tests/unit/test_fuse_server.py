@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptgate.errors import UnusableError, WouldBlockError
+from ckptgate.errors import TransientStoreError, UnusableError, WouldBlockError
 from ckptgate.ports.spool import NodeKind
 from ckptgate.vfs.interface import Attr, Caller, DirEntry, Entry, Opened
 from ckptgate_adapters.fuse import FuseServer, FuseSession, wire
@@ -30,6 +30,9 @@ def attr(ino: int, kind: NodeKind = NodeKind.FILE) -> Attr:
     return Attr(ino, kind, 0o644, 1, 0, 0, 0, 0, 0, 0, 0)
 
 
+READING_FH = 77
+
+
 class ScriptedFs:
     """Answers a few calls and notes them; what it has no method for is an AttributeError."""
 
@@ -40,6 +43,7 @@ class ScriptedFs:
         self.gate = threading.Event()
         self.begun = threading.Semaphore(0)
         self.must = False
+        self.is_unregistered = False
         self.fh = 10
 
     @contextlib.contextmanager
@@ -54,12 +58,18 @@ class ScriptedFs:
         assert caller.request is not None
         self.kept[caller.request] = reply
 
-    def must_settle(self, ino: int) -> bool:
+    def must_settle(self, ino: int, *, is_close: bool = False) -> bool:
         return self.must
 
-    def settle(self, caller: Caller, ino: int) -> None:
+    def settle(self, caller: Caller, ino: int, *, is_close: bool = False) -> None:
         self.calls.append(f"settle {ino}")
         self.gate.wait(10)
+        if self.is_unregistered:
+            raise TransientStoreError("not registered")
+
+    def flush(self, caller: Caller, fh: int) -> bool:
+        self.calls.append(f"flush {fh}")
+        return fh != READING_FH
 
     def lookup(self, caller: Caller, parent: int, name: str) -> Entry:
         if name == "wait":
@@ -281,6 +291,26 @@ def test_settling_happens_after_the_mutation_and_before_the_reply(device: Device
     device.fs.gate.set()
     assert device.receive()[:2] == (0, 50)
     assert device.fs.calls == ["mkdir d", "settle 6"]
+
+
+def flush_body(fh: int) -> bytes:
+    return struct.pack("<QIIQ", fh, 0, 0, 0)
+
+
+def test_only_close_may_fail_because_others_cannot_know_of_it(device: Device) -> None:
+    """Other mutations are done, and their reply says so, whatever waiting for others came to."""
+    device.fs.must = device.fs.is_unregistered = True
+    device.fs.gate.set()
+    assert device.ask(Opcode.FLUSH, flush_body(7), unique=50, node=6)[0] == errno.EIO
+    assert device.fs.calls == ["flush 7", "settle 6"]
+    mkdir = struct.pack("<II", 0o755, 0) + b"d\0"
+    assert device.ask(Opcode.MKDIR, mkdir, unique=52)[0] == 0
+
+
+def test_the_close_of_a_reader_waits_for_nobody(device: Device) -> None:
+    device.fs.must = device.fs.is_unregistered = True
+    assert device.ask(Opcode.FLUSH, flush_body(READING_FH), unique=50, node=6)[0] == 0
+    assert device.fs.calls == [f"flush {READING_FH}"]
 
 
 @pytest.mark.parametrize("room", [0, 31, 32, 63, 64, 96, 4096])

@@ -134,8 +134,8 @@ def release(context: Context, request: Request) -> Reply:
 
 def flush(context: Context, request: Request) -> Reply:
     """A process closed its descriptor. Repeating it is harmless, so nothing is kept."""
-    context.fs.flush(request.caller, wire.FLUSH_IN.unpack_from(request.body)[0])
-    return Reply(settle=(request.node,))
+    is_promise = context.fs.flush(request.caller, wire.FLUSH_IN.unpack_from(request.body)[0])
+    return Reply(settle=(request.node,) if is_promise else ())
 
 
 def fsync(context: Context, request: Request) -> Reply:

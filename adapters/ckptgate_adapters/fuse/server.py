@@ -256,7 +256,7 @@ class FuseServer:
             self._finish(request, reply)
 
     def _finish(self, request: Request, reply: Reply) -> None:
-        if reply.settle and self._must_settle(reply.settle):
+        if reply.settle and self._must_settle(request, reply):
             if not request.caller.may_block:
                 request.allow_block()
                 self._pool.submit(
@@ -267,20 +267,22 @@ class FuseServer:
             return
         self._answer(request, reply)
 
-    def _must_settle(self, nodes: tuple[int, ...]) -> bool:
+    def _must_settle(self, request: Request, reply: Reply) -> bool:
+        is_close = request.opcode == Opcode.FLUSH
         try:
-            return any(self._context.fs.must_settle(ino) for ino in nodes)
+            return any(self._context.fs.must_settle(n, is_close=is_close) for n in reply.settle)
         except Exception:  # noqa: BLE001 - the mutation is done: its reply must not depend on this
-            _log.exception("settle-failed nodes=%s", nodes)
+            _log.exception("settle-failed nodes=%s", reply.settle)
             return False
 
     def _settle(self, request: Request, reply: Reply) -> None:
+        is_close = request.opcode == Opcode.FLUSH
         try:
             for ino in reply.settle:
-                self._context.fs.settle(request.caller, ino)
+                self._context.fs.settle(request.caller, ino, is_close=is_close)
         except OSError as exc:
             _log.warning("not-settled opcode=%d error=%s", request.opcode, exc)
-            if request.opcode == Opcode.FLUSH:
+            if is_close:
                 # Only close() may fail after the fact: what it reports is not undone by it.
                 self._fail(request, _errno_of(request, exc))
                 return

@@ -27,8 +27,8 @@ Values: TypeAlias = tuple[Any, ...]
 """One row as SQLite gives it."""
 
 BUSY_TIMEOUT_S: Final = 30.0
-WAL_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Size of the journal from which `make_durable` moves it into the database."""
+WAL_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Size of the journal from which `make_durable` moves it into the database; kept as a reserve."""
 _STATEMENTS_CACHED: Final = 512
 # Far above what make_durable lets gather: a checkpoint inside of a commit makes a caller wait for
 # two fsyncs, so it is only the last resort of a process that never calls make_durable.

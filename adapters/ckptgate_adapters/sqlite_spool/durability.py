@@ -62,6 +62,11 @@ class Durability:
             if size >= WAL_BYTES_MAX:
                 self._checkpoint()
 
+    def move_journal(self) -> None:
+        """Move the journal into the database; the next transaction begins it anew."""
+        with self._lock:
+            self._checkpoint()
+
     def close(self) -> None:
         """Close the connection that checkpoints use."""
         with self._lock:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Final
 
-from ckptgate_adapters.sqlite_spool.connection import Database
+from ckptgate_adapters.sqlite_spool.connection import WAL_BYTES_MAX, Database
 from ckptgate_adapters.sqlite_spool.durability import Durability
 
 __all__ = ["REPLIES_KEPT", "SettingsPart", "TransactionPart"]
@@ -17,6 +17,7 @@ REPLIES_KEPT: Final = 1000
 """Replies of the newest mutations are kept; the kernel never has that many requests in flight."""
 _PRUNE_EVERY: Final = 256
 _SIGN_BIT: Final = 1 << 63
+_RESERVE_REQUEST: Final = -1
 
 
 def _signed(request: int) -> int:
@@ -41,6 +42,19 @@ class TransactionPart:
             UnusableError: an fsync failed, now or ever before in this process.
         """
         self._durability.sync()
+
+    def reserve_space(self) -> None:
+        """See `ports.spool.Transactions.reserve_space`.
+
+        A big row is written and deleted: its pages stay in the database as free ones, and the
+        journal keeps its length, in which later transactions are written over and over.
+        """
+        self._db.run(
+            "INSERT OR REPLACE INTO replies (request, made_ns, reply) VALUES (?, 0, zeroblob(?))",
+            (_RESERVE_REQUEST, WAL_BYTES_MAX),
+        )
+        self._db.run("DELETE FROM replies WHERE request = ?", (_RESERVE_REQUEST,))
+        self._durability.move_journal()
 
 
 class SettingsPart:

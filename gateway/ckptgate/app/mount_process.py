@@ -18,6 +18,7 @@ from typing import Final
 from ckptgate.app.build import build_parts, build_vfs
 from ckptgate.app.config import Config
 from ckptgate.app.supervisor import SESSION_FILE
+from ckptgate.errors import FullError
 from ckptgate_adapters.channels import MOUNT_SOCKET, DatagramReceiver
 from ckptgate_adapters.fuse.server import FuseServer
 from ckptgate_adapters.fuse.session import FuseSession
@@ -48,6 +49,10 @@ def run_mount(config: Config, device: int, ready_fd: int) -> int:
     _raise_file_limit()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parts = build_parts(config)
+    try:
+        parts.spool.reserve_space()
+    except FullError as exc:
+        _log.warning("spool-full error=%s", exc)
     invalidations = _LateInvalidations()
     fs = build_vfs(parts, invalidations)
     state_path = os.path.join(config.spool, SESSION_FILE)

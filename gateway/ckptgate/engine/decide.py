@@ -46,6 +46,8 @@ _log = logging.getLogger(__name__)
 MISSING_LINES_MAX: Final = 10_000
 """Lines in an ABORT and in a row; the rest is counted."""
 SEALS_KEPT: Final = 64
+LATE_MAX: Final = 64
+"""Members that may vote after a CLOSE for something that doesn't fit to what was closed."""
 OWN_WORK_FACTOR: Final = 6
 """While only this member's own digests and uploads are missing, it waits that many deadlines."""
 
@@ -232,15 +234,30 @@ class Decider:
         """As `_read`, of the members whose final vote is there.
 
         The CLOSE says that these suffice. A member that registered too late for it and perhaps
-        never votes must not undo a whole checkpoint: it finds the CLOSE in the log and is late.
+        never votes, or votes for something that doesn't fit, must not undo a whole checkpoint: it
+        finds the CLOSE in the log and is late.
         """
         run, attempt = case.key
-        members = self._membership.members(run, attempt)
-        votes = self._membership.newest_votes(run, attempt, members)
+        found = self._membership.members(run, attempt)
+        votes = self._membership.newest_votes(run, attempt, found)
         votes = {member: vote for member, vote in votes.items() if vote.is_final}
-        members = {member: found for member, found in members.items() if member in votes}
+        members = {member: found[member] for member in votes}
         event = self._seal_of(case).event
-        return self._judge.assess(run, attempt, event, members, votes), votes, members
+        verdict = self._judge.assess(run, attempt, event, members, votes)
+        if not verdict.missing:
+            return verdict, votes, members
+        # What held at the CLOSE holds for ever: somebody who came after it contradicts the others.
+        first = verdict, votes, members
+        newest = sorted(votes, key=lambda member: (found[member].joined_at, member))
+        for _ in range(min(LATE_MAX, len(newest) - 1)):
+            late = newest.pop()
+            votes = {member: vote for member, vote in votes.items() if member != late}
+            members = {member: members[member] for member in votes}
+            verdict = self._judge.assess(run, attempt, event, members, votes)
+            if not verdict.missing:
+                _log.warning("left-out-as-late attempt=%s newest_member=%s", attempt, late)
+                return verdict, votes, members
+        return first
 
     def _wait_or_abort(self, case: _Case, verdict: Verdict) -> bool:
         own = self._voter.owes(case.row) if case.row and not case.row.is_voted else []

@@ -8,7 +8,10 @@ Thread rule: any thread of either process; no lock is held over a store call.
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import chain
 from typing import Final
 
 from ckptgate.engine.runlog import RunLogs
@@ -17,7 +20,7 @@ from ckptgate.model.documents import MAX_DOCUMENT_BYTES, Intent, decode, encode
 from ckptgate.model.ids import make_attempt_id, split_attempt_id
 from ckptgate.model.jobkey import OUTSIDE, JobKey
 from ckptgate.model.layout import intent_key
-from ckptgate.model.rules import AttemptPhase, AttemptView, RunState
+from ckptgate.model.rules import AttemptPhase, RunState
 from ckptgate.ports.clock import Clock, Ids
 from ckptgate.ports.spool import AttemptRow, Spool
 from ckptgate.ports.store import Records
@@ -27,6 +30,8 @@ __all__ = ["Intents", "parse_key"]
 CLAIMS_MAX: Final = 256
 """How often the race for a new attempt's number may be lost before the caller comes again."""
 CLAIM_DELAY_S: Final = 0.02
+INTENTS_KEPT: Final = 1024
+"""Intents that stay in memory."""
 
 
 class Intents:
@@ -48,6 +53,8 @@ class Intents:
         self._clock = clock
         self._ids = ids
         self._member = member
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, Intent] = OrderedDict()
 
     def claim(self, row: AttemptRow, key: JobKey, generation: int) -> AttemptRow:
         """Give the row its attempt: one that is joined, or a new one; the log must be fresh.
@@ -59,11 +66,12 @@ class Intents:
         for lost in range(CLAIMS_MAX):
             proposed = self._proposed(row)
             if proposed is None:
-                own = self._newest_of_job(row, key, generation)
+                # Read once: what another member of the job begins after this has the next number.
+                newest, intent = self._newest_intent(row.run, row.name)
+                own = self._newest_of_job(row, key, generation, intent)
                 if own is not None and self._may_join(row, own):
                     proposed = own
                 else:
-                    newest, _ = self._newest_intent(row.run, row.name)
                     proposed = self._propose(row, key, generation, newest + 1)
             if proposed.member == self._member and not self._create_intent(row, proposed):
                 self._pause(lost)
@@ -113,26 +121,30 @@ class Intents:
                 return None
             return self._spool.update_attempt(row.id, attempt=attempt)
 
-    def _newest_of_job(self, row: AttemptRow, key: JobKey, generation: int) -> Intent | None:
-        """The newest attempt at the row's name that the row's own job began, None without one."""
+    def _newest_of_job(
+        self, row: AttemptRow, key: JobKey, generation: int, newest: Intent | None
+    ) -> Intent | None:
+        """The newest attempt from *newest* down that the row's own job began, None without one."""
         if not key.is_shared:
             return None
         # A revision and a new save of the same name must not be mixed.
         base = self._base_of(row)
-        of_job = self._of_job(row.run, row.name, str(key), generation)
+        of_job = self._of_job(row.run, newest, str(key), generation)
         return next((intent for intent in of_job if intent.base == base), None)
 
-    def _of_job(self, run: str, name: str, job_key: str, generation: int) -> Iterator[Intent]:
-        """What a shared job began at *name*, newest first.
+    def _of_job(
+        self, run: str, newest: Intent | None, job_key: str, generation: int
+    ) -> Iterator[Intent]:
+        """What a shared job began under a name, from *newest* down.
 
         Attempts of other jobs above it count for nothing: an old incarnation that goes on writing
         must not split a new one's save into two attempts.
         """
-        _, intent = self._newest_intent(run, name)
+        intent = newest
         while intent is not None:
             if intent.is_shared and intent.job_key == job_key:
                 yield intent
-            _, k = split_attempt_id(intent.attempt)
+            name, k = split_attempt_id(intent.attempt)
             # What was sealed by an older generation is older than all that this job began.
             if k == 0 or self._is_history(run, intent, generation):
                 return
@@ -164,11 +176,10 @@ class Intents:
         """The highest number of an attempt at *name* and its intent; (-1, None) if none is there.
 
         The numbers are dense, so they are read upwards until one is absent. What the log knows
-        saves reading the first ones.
+        saves reading the first ones, and is never taken again, should its intent be gone.
         """
-        start = self._logs.get(run).look(lambda state: _highest_known(state, name))
-        intent = self._intent(run, make_attempt_id(name, start)) if start >= 0 else None
-        k = start if intent is not None else -1
+        k = self._logs.get(run).look(lambda state: state.highest_number(name))
+        intent = self._intent(run, make_attempt_id(name, k)) if k >= 0 else None
         while True:
             following = self._intent(run, make_attempt_id(name, k + 1))
             if following is None:
@@ -176,7 +187,22 @@ class Intents:
             k, intent = k + 1, following
 
     def _intent(self, run: str, attempt: str) -> Intent | None:
+        """The attempt's intent; it never changes, so it is read once."""
         key = intent_key(run, attempt)
+        with self._lock:
+            known = self._known.get(key)
+            if known is not None:
+                self._known.move_to_end(key)
+                return known
+        intent = self._read_intent(key, attempt)
+        if intent is not None:
+            with self._lock:
+                self._known[key] = intent
+                while len(self._known) > INTENTS_KEPT:
+                    self._known.popitem(last=False)
+        return intent
+
+    def _read_intent(self, key: str, attempt: str) -> Intent | None:
         try:
             data = self._store.get(key, limit=MAX_DOCUMENT_BYTES)
         except MissingError:
@@ -197,13 +223,12 @@ class Intents:
         generation = log.look(lambda state: state.generation_of(job_key))
         if generation is None:
             return None
-        candidates = list(self._of_job(run, name, job_key, generation))
-        sealed = log.look(
-            lambda state: [v.attempt for v in state.attempts.values() if _is_sealed_as(v, name)]
-        )
+        _, newest = self._newest_intent(run, name)
+        sealed = log.look(lambda state: _sealed_as(state, name))
         renamed = (self._intent(run, attempt) for attempt in reversed(sealed))
-        candidates += [intent for intent in renamed if intent is not None]
-        for intent in candidates:
+        for intent in chain(self._of_job(run, newest, job_key, generation), renamed):
+            if intent is None:
+                continue
             is_ours = intent.is_shared and intent.job_key == job_key
             if is_ours and self._is_open(run, intent):
                 return intent
@@ -227,11 +252,7 @@ def _meta_key(row: AttemptRow) -> str:
     return f"joining-{row.id}"
 
 
-def _is_sealed_as(view: AttemptView, name: str) -> bool:
-    return view.state is AttemptPhase.SEALED and view.name == name
-
-
-def _highest_known(state: RunState, name: str) -> int:
-    """The highest number of an attempt made under this name that the log speaks of, or -1."""
-    made = (split_attempt_id(attempt) for attempt in state.attempts)
-    return max((k for made_as, k in made if made_as == name), default=-1)
+def _sealed_as(state: RunState, name: str) -> list[str]:
+    """What is sealed under this name and not closed, oldest first."""
+    views = (state.attempts[attempt] for attempt in state.undecided())
+    return [v.attempt for v in views if v.state is AttemptPhase.SEALED and v.name == name]

@@ -28,6 +28,8 @@ from ckptgate.ports.store import Store
 __all__ = ["Judge", "StoreTree", "Verdict"]
 
 VERDICTS_KEPT: Final = 16
+BASES_KEPT: Final = 2
+"""Of entries that may be as many as 10,000."""
 READ_BYTES_MAX: Final = 64 * 1024 * 1024
 """At once from the store; formats read what they need in pieces."""
 
@@ -107,6 +109,7 @@ class Judge:
         self._logs = logs
         self._known: OrderedDict[tuple[str, str], _Known] = OrderedDict()
         self._paths: OrderedDict[tuple[str, str], frozenset[str]] = OrderedDict()
+        self._bases: OrderedDict[tuple[str, str], tuple[FileEntry, ...]] = OrderedDict()
 
     def assess(
         self,
@@ -122,7 +125,8 @@ class Judge:
             TransientStoreError: the store did not answer.
             IntegrityError: the run's log or a manifest in it is damaged.
         """
-        entries, _ = merge_votes(votes)
+        base = self._base(run, votes)
+        entries, _ = merge_votes(votes, base)
         known = self._what_format(run, attempt, entries, votes)
         previous = None
         if known.expected is None and event is SealEvent.QUIESCENCE:
@@ -133,6 +137,7 @@ class Judge:
             votes=votes,
             expected=known.expected,
             previous_paths=previous,
+            base=base,
         )
         if known.problem is not None:
             missing = (*missing, known.problem)
@@ -143,6 +148,19 @@ class Judge:
             format_name=known.format_name,
             world_size=expected.world_size if expected else None,
         )
+
+    def _base(self, run: str, votes: Mapping[str, Vote]) -> tuple[FileEntry, ...]:
+        """The entries of the checkpoint that the votes are a revision of."""
+        attempt = next((vote.base for vote in votes.values() if vote.base), "")
+        if not attempt:
+            return ()
+        key = (run, attempt)
+        if key not in self._bases:
+            manifest = self._logs.get(run).look(lambda state: state.attempts[attempt].manifest)
+            self._bases[key] = load_manifest(self._store, run, attempt, manifest).entries
+            while len(self._bases) > BASES_KEPT:
+                self._bases.popitem(last=False)
+        return self._bases[key]
 
     def _what_format(
         self,

@@ -43,6 +43,8 @@ _UNDECIDED: Final = (AttemptState.OPEN, AttemptState.SEALED)
 _MIN_PAUSE_S: Final = 0.005
 _PAUSE_FACTOR: Final = 4
 
+_DURABLE_INTERVAL_S: Final = 1.0
+
 
 class Publisher:
     """One node's publisher."""
@@ -90,6 +92,7 @@ class Publisher:
         self._said: dict[str, str] = {}
         self._followed_at: dict[str, float] = {}
         self._is_busy = False
+        self._durable_at = clock.monotonic()
 
     def step(self) -> bool:
         """One pass over everything; True if anything was done."""
@@ -108,6 +111,9 @@ class Publisher:
         while not stop.is_set():
             began = self._clock.monotonic()
             did = self.step()
+            if did:
+                # Also keeps the journal short, which so stays within the room it has.
+                self._guard_all("the spool's journal", self._make_durable)
             took_s = self._clock.monotonic() - began
             if did:
                 pause_s = _MIN_PAUSE_S
@@ -118,6 +124,14 @@ class Publisher:
                 pause_s = self._settings.idle_interval_s
             if not stop.is_set():
                 wait(pause_s)
+
+    def _make_durable(self) -> bool:
+        now = self._clock.monotonic()
+        if now - self._durable_at < _DURABLE_INTERVAL_S:
+            return False
+        self._durable_at = now
+        self._spool.make_durable()
+        return True
 
     def close(self) -> None:
         """Stop the digests and uploads that run; they are begun again by the next publisher."""

@@ -163,6 +163,7 @@ class Voter:
             elif file is not None and file.size > CHUNK_BYTES:
                 ref = self._base_chunks(attempt, file)
             entries.append(self._entry(attempt, path, node, file, ref))
+        base = self._spool.attempt(attempt.base) if attempt.base is not None else None
         vote = Vote(
             attempt=attempt.attempt,
             member=self._member,
@@ -172,6 +173,7 @@ class Voter:
             committed_ranks=tuple(sorted(self._spool.rank_commits(attempt.id))),
             committed_all=attempt.committed_all,
             world_size=attempt.world_size,
+            base=base.attempt if base is not None else "",
             pointers=self._pointers(attempt),
             chunk_table=table_key,
             entries=tuple(sorted(entries, key=lambda entry: entry.path)),

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ckptgate.model.documents import EntryType, Member, Vote
+from ckptgate.model.documents import EntryType, FileEntry, Member, Vote
 from ckptgate.model.entries import SealEvent
 from ckptgate.model.merge import Missing, Voted, merge, merge_votes
 
@@ -81,6 +81,7 @@ def closure(
     votes: Mapping[str, Vote],
     expected: ExpectedSet | None,
     previous_paths: frozenset[str] | None,
+    base: Sequence[FileEntry] = (),
 ) -> tuple[Missing, ...]:
     """What is missing to a whole checkpoint; empty if it is whole.
 
@@ -90,8 +91,9 @@ def closure(
         votes: member -> its newest vote.
         expected: what the format says, None for content of no known format.
         previous_paths: paths of the run's previous committed checkpoint, None if there is none.
+        base: entries of the checkpoint that the votes are a revision of.
     """
-    merged, conflicts = merge(votes)
+    merged, conflicts = merge(votes, base)
     files = [voted for voted in merged if voted.entry.type is EntryType.FILE]
     who = _Owners(members)
     missing = [*_unfinished_votes(members, votes, who), *conflicts]

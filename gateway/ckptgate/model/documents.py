@@ -289,6 +289,7 @@ class Vote(Document, frozen=True, kw_only=True):
         committed_ranks: ranks that committed explicitly through this member.
         committed_all: somebody committed for all ranks (`commit --all`).
         world_size: what explicit commits or the environment said, None where unknown.
+        base: attempt that its tree is a revision of: what it lacks of that was removed. "" if none.
         pointers: pending pointers of this member that name the checkpoint.
         chunk_table: key of the chunk digests of this vote's large files, "" where there are none.
         entries: its files, directories and symlinks.
@@ -303,6 +304,7 @@ class Vote(Document, frozen=True, kw_only=True):
     committed_ranks: tuple[_Rank, ...] = ()
     committed_all: bool = False
     world_size: _WorldSize | None = None
+    base: str = ""
     pointers: tuple[PointerValue, ...] = ()
     chunk_table: str = ""
     entries: tuple[FileEntry, ...] = ()
@@ -310,6 +312,8 @@ class Vote(Document, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check_attempt_id(self.attempt)
         check_member_id(self.member)
+        if self.base:
+            check_attempt_id(self.base)
 
 
 class Manifest(Document, frozen=True, kw_only=True):

@@ -123,6 +123,7 @@ class FoldedRun:
 
     __slots__ = (
         "_newest_seals",
+        "_numbers",
         "_undecided",
         "attempts",
         "current",
@@ -157,6 +158,8 @@ class FoldedRun:
         # Of all attempts ever committed under a name, retired ones too: what is current never goes
         # back to an older seal.
         self._newest_seals: dict[str, int] = {}
+        # Name that an attempt was made under -> highest number of one that is in the log.
+        self._numbers: dict[str, int] = {}
 
     def generation_of(self, job_key_text: str) -> int | None:
         """The generation of that job key, None if it was never fenced."""
@@ -165,6 +168,10 @@ class FoldedRun:
     def undecided(self) -> tuple[str, ...]:
         """Ids of the attempts that are sealed and neither committed nor aborted, oldest first."""
         return tuple(self._undecided)
+
+    def highest_number(self, made_as: str) -> int:
+        """The highest number of an attempt made under this name that the log speaks of, or -1."""
+        return self._numbers.get(made_as, -1)
 
     def is_superseded(self, attempt: str) -> bool:
         """Whether a newer seal of the same name is committed, so that only ABORT is left."""
@@ -195,12 +202,14 @@ class FoldedRun:
             case Seal():
                 self.names.add(entry.name)
                 self._undecided[entry.attempt] = None
-                self.attempts[entry.attempt] = AttemptView(
-                    attempt=entry.attempt,
-                    name=entry.name,
-                    state=AttemptPhase.SEALED,
-                    generation=entry.generation,
-                    seal_index=index,
+                self._add(
+                    AttemptView(
+                        attempt=entry.attempt,
+                        name=entry.name,
+                        state=AttemptPhase.SEALED,
+                        generation=entry.generation,
+                        seal_index=index,
+                    )
                 )
             case Close():
                 self._change(entry.attempt, state=AttemptPhase.CLOSED, close_index=index)
@@ -236,9 +245,7 @@ class FoldedRun:
         attempt = entry.attempt
         if attempt not in self.attempts:
             name = split_attempt_id(attempt)[0]
-            self.attempts[attempt] = AttemptView(
-                attempt=attempt, name=name, state=AttemptPhase.ABORTED
-            )
+            self._add(AttemptView(attempt=attempt, name=name, state=AttemptPhase.ABORTED))
         self._undecided.pop(attempt, None)
         self._change(
             attempt,
@@ -266,6 +273,11 @@ class FoldedRun:
                 self.quarantined[entry.name] = entry.reason
             case Quarantine():
                 del self.quarantined[entry.name]
+
+    def _add(self, view: AttemptView) -> None:
+        self.attempts[view.attempt] = view
+        made_as, number = split_attempt_id(view.attempt)
+        self._numbers[made_as] = max(number, self._numbers.get(made_as, -1))
 
     def _change(self, attempt: str, **changes: object) -> None:
         self.attempts[attempt] = dataclasses.replace(

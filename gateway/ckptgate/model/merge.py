@@ -1,12 +1,15 @@
 """Merging the members' votes into the entries of one checkpoint.
 
 Owns the rule what two members may say of one path: the same, or it is a conflict that names both.
-The result depends on the votes only, not on their order. Pure; any thread.
+In a revision each member's tree is a changed copy of the base, and only its changes are its own
+say: a path that some member wrote is that member's, one that some member removed and nobody wrote
+is gone, and all others stay. The result depends on the votes only, not on their order. Pure; any
+thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckptgate.model.documents import EntryType, FileEntry, Vote
@@ -40,7 +43,9 @@ class Voted:
     entry: FileEntry
 
 
-def merge_votes(votes: Mapping[str, Vote]) -> tuple[tuple[FileEntry, ...], tuple[Missing, ...]]:
+def merge_votes(
+    votes: Mapping[str, Vote], base: Sequence[FileEntry] = ()
+) -> tuple[tuple[FileEntry, ...], tuple[Missing, ...]]:
     """The entries of all votes, sorted by path, and what keeps them from being one checkpoint.
 
     Entries that say the same merge; of two that don't, the first member's is returned, with a
@@ -48,18 +53,27 @@ def merge_votes(votes: Mapping[str, Vote]) -> tuple[tuple[FileEntry, ...], tuple
 
     Args:
         votes: member -> its newest vote.
+        base: entries of the checkpoint that they are a revision of.
     """
-    merged, problems = merge(votes)
+    merged, problems = merge(votes, base)
     return tuple(voted.entry for voted in merged), problems
 
 
-def merge(votes: Mapping[str, Vote]) -> tuple[tuple[Voted, ...], tuple[Missing, ...]]:
+def merge(
+    votes: Mapping[str, Vote], base: Sequence[FileEntry] = ()
+) -> tuple[tuple[Voted, ...], tuple[Missing, ...]]:
     """As `merge_votes`, with the member that each entry is from."""
+    before = {entry.path: entry for entry in base}
     chosen: dict[str, Voted] = {}
+    kept: dict[str, Voted] = {}
     problems: list[Missing] = []
     for member in sorted(votes):
         for entry in votes[member].entries:
             new = Voted(member, entry)
+            old = before.get(entry.path)
+            if old is not None and _is_kept(old, entry):
+                kept.setdefault(entry.path, new)
+                continue
             present = chosen.get(entry.path)
             if present is None:
                 chosen[entry.path] = new
@@ -67,9 +81,35 @@ def merge(votes: Mapping[str, Vote]) -> tuple[tuple[Voted, ...], tuple[Missing, 
                 chosen[entry.path] = _better(present, new)
             else:
                 problems.append(_conflict(entry.path, present, new))
+    _add_kept(chosen, kept, _removed(before, votes.values()))
     merged = tuple(chosen[path] for path in sorted(chosen))
     problems += _misplaced(merged, chosen)
     return merged, tuple(problems)
+
+
+def _is_kept(old: FileEntry, entry: FileEntry) -> bool:
+    """Whether the base's bytes are still there; equal bytes that were written anew are not."""
+    return old.key == entry.key and _says(old) == _says(entry)
+
+
+def _removed(before: Mapping[str, FileEntry], votes: Iterable[Vote]) -> set[str]:
+    """Paths of the base that are gone from the tree of a member that had them."""
+    removed: set[str] = set()
+    for vote in votes:
+        if vote.base:
+            removed.update(before.keys() - {entry.path for entry in vote.entries})
+    return removed
+
+
+def _add_kept(chosen: dict[str, Voted], kept: Mapping[str, Voted], removed: set[str]) -> None:
+    """Add what nobody wrote or removed, and directories that something still lies in."""
+    chosen.update(
+        (path, voted) for path, voted in kept.items() if path not in chosen and path not in removed
+    )
+    for path in list(chosen):
+        for parent in parents_of(path):
+            if parent in kept:
+                chosen.setdefault(parent, kept[parent])
 
 
 def _says(entry: FileEntry) -> tuple[EntryType, int, str, str]:

@@ -304,6 +304,14 @@ class Transactions(Protocol):
         """Store the reply of a mutation in the transaction that made it; old ones are dropped."""
         ...
 
+    def reserve_space(self) -> None:
+        """Take room for the database now, so that names can still be changed on a full disk.
+
+        Raises:
+            FullError: there is none.
+        """
+        ...
+
     def clear_replies(self) -> None:
         """Drop all stored replies: a fresh kernel session numbers its requests anew."""
         ...

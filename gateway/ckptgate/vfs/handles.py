@@ -23,19 +23,24 @@ __all__ = ["flush", "quiet_file", "release"]
 _log = logging.getLogger(__name__)
 
 
-def flush(ctx: Context, caller: Caller, fh: int) -> None:
-    """A process closed a descriptor of this handle."""
+def flush(ctx: Context, caller: Caller, fh: int) -> bool:
+    """A process closed a descriptor of this handle.
+
+    Returns:
+        Whether it could write and closed it in order: only that close promises anything.
+    """
     row = ctx.spool.handle(fh)
     if row is None or (row.is_closed and not row.pid):
-        return
+        return False
     process = ctx.identify.process(caller.pid)
     if row.pid and process.pid and process.pid != row.pid:
         # A forked child's close says nothing of the parent's.
-        return
+        return False
     is_torn = bool(caller.pid) and ctx.identify.is_exiting(caller.pid)
     with ctx.change():
         ctx.spool.update_handle(fh, is_closed=True)
         _closed(ctx, caller, row, is_torn=is_torn)
+    return not is_torn
 
 
 def release(ctx: Context, fh: int) -> None:

@@ -138,15 +138,24 @@ class FileSystem(Protocol):
         """Keep the reply for `replay`."""
         ...
 
-    def settle(self, caller: Caller, ino: int) -> None:
+    def settle(self, caller: Caller, ino: int, *, is_close: bool = False) -> None:
         """Wait (2 s at most) until other nodes can know of a mutation of this node.
 
-        Called after `atomic` ended and before the reply, for mkdir, rename, rmdir and flush, with
-        `may_block`; returns at once where there is nothing to wait for (see `must_settle`).
+        Called after `atomic` ended and before the reply, for create, mkdir, rename, rmdir and a
+        writer's flush, with `may_block`; returns at once where there is nothing to wait for (see
+        `must_settle`).
+
+        Args:
+            caller: who waits.
+            ino: the node.
+            is_close: close() waits for it: its success promises that other nodes know of the file.
+
+        Raises:
+            TransientStoreError: only for `is_close`, after 30 s: the promise can't be kept.
         """
         ...
 
-    def must_settle(self, ino: int) -> bool:
+    def must_settle(self, ino: int, *, is_close: bool = False) -> bool:
         """Whether `settle` would wait; cheap."""
         ...
 
@@ -196,8 +205,8 @@ class FileSystem(Protocol):
         """For handles whose `fd` is -1."""
         ...
 
-    def flush(self, caller: Caller, fh: int) -> None:
-        """A process closed a descriptor of this handle."""
+    def flush(self, caller: Caller, fh: int) -> bool:
+        """A process closed a descriptor of this handle; True: a writer, in order (see `settle`)."""
         ...
 
     def release(self, fh: int) -> None:

@@ -140,13 +140,13 @@ class Vfs:
             with self._ctx.change():
                 self._ctx.spool.remember_reply(caller.request, reply)
 
-    def settle(self, caller: Caller, ino: int) -> None:
+    def settle(self, caller: Caller, ino: int, *, is_close: bool = False) -> None:
         """Wait until other nodes can know of a mutation of this node."""
-        waits.settle(self._ctx, caller, ino)
+        waits.settle(self._ctx, caller, ino, is_close=is_close)
 
-    def must_settle(self, ino: int) -> bool:
+    def must_settle(self, ino: int, *, is_close: bool = False) -> bool:
         """Whether `settle` would wait."""
-        return waits.must_settle(self._ctx, ino)
+        return waits.must_settle(self._ctx, ino, is_close=is_close)
 
     def lookup(self, caller: Caller, parent: int, name: str) -> Entry:
         """What a name means to the caller."""
@@ -236,10 +236,10 @@ class Vfs:
         """Bytes of a file that is only in the store."""
         return files.read_plain(self._ctx, caller, fh, offset, length)
 
-    def flush(self, caller: Caller, fh: int) -> None:
-        """A process closed a descriptor."""
+    def flush(self, caller: Caller, fh: int) -> bool:
+        """A process closed a descriptor; True: a writer, in order."""
         with self._ctx.atomic():
-            handles.flush(self._ctx, caller, fh)
+            return handles.flush(self._ctx, caller, fh)
 
     def release(self, fh: int) -> None:
         """The last descriptor is gone."""

@@ -290,7 +290,7 @@ def _others_attempt(
         ctx.store_is_away(exc, "find-open")
         row = None
     ctx.done_now(asked)
-    if row is None or row.state not in UNDECIDED:
+    if row is None or row.state not in UNDECIDED or is_hidden(ctx, row):
         return None
     return Found(node=ctx.node(row.root), what=What.ATTEMPT, timeout_s=0.0, attempt=row)
 

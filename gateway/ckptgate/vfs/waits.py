@@ -107,7 +107,7 @@ def _foreign_undecided(ctx: Context, who: Who, run: str, view: RunView) -> list[
     return found
 
 
-def _unsettled(ctx: Context, ino: int) -> list[AttemptRow]:
+def _unsettled(ctx: Context, ino: int, *, is_close: bool) -> list[AttemptRow]:
     """Shared attempts around *ino* of which other nodes don't know everything yet."""
     node = ctx.spool.node(ino)
     if node is None:
@@ -124,52 +124,54 @@ def _unsettled(ctx: Context, ino: int) -> list[AttemptRow]:
         and (not row.is_joined or ctx.spool.name_ops(row.id))
         and (
             ctx.is_due(("settle-in-vain", row.id), ctx.settings.settle_pause_s)
-            or _sealed_by_rename(ctx, [row])
+            or (is_close and _is_sealed_by_rename(ctx, row))
         )
     ]
 
 
-def must_settle(ctx: Context, ino: int) -> bool:
+def must_settle(ctx: Context, ino: int, *, is_close: bool = False) -> bool:
     """Whether `settle` would wait."""
-    return bool(_unsettled(ctx, ino))
+    return bool(_unsettled(ctx, ino, is_close=is_close))
 
 
-def settle(ctx: Context, caller: Caller, ino: int) -> None:
+def settle(ctx: Context, caller: Caller, ino: int, *, is_close: bool = False) -> None:
     """Wait until other nodes can know of what was done, `settle_wait_s` at most.
 
+    A close in an attempt that a rename will seal waits up to `decision_wait_s`.
+
     Raises:
-        TransientStoreError: EIO, this node could not be registered in an attempt whose rename will
-            seal it: that would commit it without this node's files.
+        TransientStoreError: EIO for a close, this node could not be registered in such an attempt:
+            that would commit it without this node's files.
     """
-    rows = _unsettled(ctx, ino)
+    rows = _unsettled(ctx, ino, is_close=is_close)
     if not rows:
         return
     ctx.need_block(caller)
-    rows = _wait_settled(ctx, ino, rows, ctx.settings.settle_wait_s)
-    if unregistered := _sealed_by_rename(ctx, rows):
+    ctx.waker.wake()
+    rows = _wait_settled(ctx, ino, ctx.settings.settle_wait_s, is_close=is_close)
+    if is_close and any(_is_sealed_by_rename(ctx, row) for row in rows):
         longer_s = ctx.settings.decision_wait_s - ctx.settings.settle_wait_s
-        rows = _wait_settled(ctx, ino, unregistered, longer_s)
-        if unregistered := _sealed_by_rename(ctx, rows):
-            name = unregistered[0].name
-            msg = f"this node could not be registered in {name!r}: the store does not answer"
-            raise TransientStoreError(msg, subject=name, hint="ckptgate status")
+        rows = _wait_settled(ctx, ino, longer_s, is_close=is_close)
     for row in rows:
         # Every close would wait again while the store is away.
         _log.warning("settle-in-vain name=%r wait_s=%g", row.name, ctx.settings.settle_wait_s)
         ctx.done_now(("settle-in-vain", row.id))
+    unregistered = [row.name for row in rows if is_close and _is_sealed_by_rename(ctx, row)]
+    if unregistered:
+        msg = f"this node could not be registered in {unregistered[0]!r}: the store does not answer"
+        raise TransientStoreError(msg, subject=unregistered[0], hint="ckptgate status")
 
 
-def _wait_settled(
-    ctx: Context, ino: int, rows: list[AttemptRow], limit_s: float
-) -> list[AttemptRow]:
-    ctx.waker.wake()
+def _wait_settled(ctx: Context, ino: int, limit_s: float, *, is_close: bool) -> list[AttemptRow]:
+    """What is unsettled in the end."""
     deadline = ctx.clock.monotonic() + limit_s
+    rows = _unsettled(ctx, ino, is_close=is_close)
     while rows and ctx.clock.monotonic() < deadline:
         ctx.clock.sleep(ctx.settings.poll_interval_s / 4)
-        rows = _unsettled(ctx, ino)
+        rows = _unsettled(ctx, ino, is_close=is_close)
     return rows
 
 
-def _sealed_by_rename(ctx: Context, rows: list[AttemptRow]) -> list[AttemptRow]:
-    """Attempts of which the store doesn't know this member, and which a rename will seal."""
-    return [row for row in rows if not row.is_joined and ctx.patterns.is_temporary(row.name)]
+def _is_sealed_by_rename(ctx: Context, row: AttemptRow) -> bool:
+    """Whether the store doesn't know this member of an attempt that a rename will seal."""
+    return not row.is_joined and ctx.patterns.is_temporary(row.name)

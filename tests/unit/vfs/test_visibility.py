@@ -343,14 +343,20 @@ def test_all_that_a_predecessor_opened_is_open_in_its_successor(world):
     """I11: fsync, an unlinked file and a file of the store only go on working after a restart."""
     world.mkdir(world.a, "step-1")
     opened = world.open_new(world.a, "step-1/w")
-    for memory in (world.vfs._ctx.memory.files, world.vfs._ctx.memory.opens):
-        memory.clear()
+    world.vfs._ctx.memory.files.clear()
+    world.vfs._ctx.memory.opens.clear()
     world.vfs.start_session(is_takeover=True)
     world.vfs.fsync(world.a, opened.fh, data_only=False)
-    ino = world.ino(world.a, "step-1/w")
+    ino = world.walk(world.a, "step-1/w").attr.ino
     assert world.vfs._ctx.memory.opens == {ino: 1}
+    world.catalog.add_plain("config.json", b"{}")
+    plain = world.vfs.open(world.a, world.walk(world.a, "config.json").attr.ino, os.O_RDONLY)
+    world.vfs._ctx.memory.files.clear()
+    assert world.vfs.reopen(plain.fh) == plain
+    assert world.vfs.read(world.a, plain.fh, 0, 9) == b"{}"
+    world.vfs.release(plain.fh)
     world.close(world.a, opened)
-    assert world.vfs._ctx.memory.opens == {}
+    assert world.vfs._ctx.spool.handles() == []
 
 
 def test_a_write_waits_while_the_attempt_is_decided(world):

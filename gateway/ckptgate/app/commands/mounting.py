@@ -18,7 +18,7 @@ from ckptgate.app.publisher_process import LEFT_FILE
 from ckptgate.app.registry import MountInfo
 from ckptgate.app.supervisor import Supervisor
 from ckptgate.errors import BusyError, CkptError, ErrorKind, ExitCode, PendingError, UnusableError
-from ckptgate_adapters.channels import RemoteError, control_call
+from ckptgate_adapters.channels import RemoteError, control_call, error_reply
 from ckptgate_adapters.fuse.channel import unmount
 
 __all__ = ["add_commands", "unmount_and_drain"]
@@ -65,15 +65,8 @@ def _mount(args: argparse.Namespace) -> int:
 
 
 def _tell_parent(ready_fd: int, exc: CkptError) -> None:
-    error = {
-        "kind": str(exc.kind),
-        "message": exc.message,
-        "subject": exc.subject,
-        "hint": exc.hint,
-        "errno": exc.errno,
-    }
     try:
-        os.write(ready_fd, json.dumps({"error": error}).encode() + b"\n")
+        os.write(ready_fd, json.dumps({"error": error_reply(exc)}).encode() + b"\n")
     except OSError:
         return  # it was ready once and the parent is gone: the log has the error
 
