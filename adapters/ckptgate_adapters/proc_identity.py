@@ -1,6 +1,8 @@
 """Who a caller is, read from /proc: protocol adapter only, the rules are in `model.jobkey`.
 
-A process is kept by thread id and start time, so that its environment is read once. Any thread.
+A process is kept by what changes when it starts another program: its environment is read once for
+each. (A child that was forked with files of the mount open closes them before it gets its own.) Any
+thread.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from ckptgate.vfs.identify import ProcessInfo
 __all__ = ["ProcIdentity"]
 
 _PF_EXITING: Final = 0x4
+_PF_FORKNOEXEC: Final = 0x40
 _KNOWN_MAX: Final = 4096
 _ENVIRON_BYTES_MAX: Final = 4 * 1024 * 1024
 _STAT_BYTES: Final = 4096
@@ -24,6 +27,8 @@ _STATE: Final = 0
 _SESSION: Final = 3
 _FLAGS: Final = 6
 _START: Final = 19
+_ARGUMENTS_START: Final = 45
+_ENVIRONMENT_END: Final = 48
 
 
 class ProcIdentity:
@@ -33,7 +38,7 @@ class ProcIdentity:
         self._proc = proc
         self._host = host or os.uname().nodename
         self._lock = threading.Lock()
-        self._known: collections.OrderedDict[tuple[int, int], ProcessInfo] = (
+        self._known: collections.OrderedDict[tuple[int | str, ...], ProcessInfo] = (
             collections.OrderedDict()
         )
 
@@ -42,15 +47,14 @@ class ProcIdentity:
         stat = self._stat(tid) if tid > 0 else None
         if stat is None:
             return ProcessInfo(0, 0, OUTSIDE, RankInfo())
-        key = (tid, int(stat[_START]))
+        key = (tid, stat[_START], *_program_of(stat))
         with self._lock:
             known = self._known.get(key)
             if known is not None:
                 self._known.move_to_end(key)
                 return known
         found = self._read(tid, stat)
-        # A process that didn't exec yet still has its parent's environment, which is the same
-        # incarnation; a dying one has none any more, and must not be remembered as such.
+        # A dying process has no environment any more, and must not be remembered as such.
         if found.pid and found.job_key != OUTSIDE:
             with self._lock:
                 self._known[key] = found
@@ -136,3 +140,12 @@ class ProcIdentity:
             return None
         finally:
             os.close(fd)
+
+
+def _program_of(stat: list[str]) -> tuple[int | str, ...]:
+    """What differs after an exec: whether there was one, and where the new program's strings lie.
+
+    The addresses are 0 where we may not know them.
+    """
+    addresses = stat[_ARGUMENTS_START : _ENVIRONMENT_END + 1]
+    return (int(stat[_FLAGS]) & _PF_FORKNOEXEC, *addresses)

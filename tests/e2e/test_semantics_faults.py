@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Cluster, Gateway, job, until
+from tests.e2e.harness import Cluster, Gateway, cli, job, until
 
 pytestmark = [pytest.mark.fuse]
 
@@ -128,3 +128,17 @@ def test_a_killed_publisher_is_noticed_by_nobody(node: Gateway, run: Path):
         assert (path / "a").read_bytes() == b"1"
         until("the commit", lambda p=path: is_committed(p))
     assert os.readlink(run / "latest") == "step-2"
+
+
+def test_a_mount_process_that_cannot_start_ends_the_command(tmp_path: Path, require):
+    """The command says so, does not wait for ever, and leaves nothing mounted."""
+    require(os.access("/dev/fuse", os.R_OK | os.W_OK), "/dev/fuse is not accessible")
+    made = Cluster(tmp_path)
+    (broken,) = made.nodes
+    (broken.spool / "mount.sock").mkdir(parents=True)
+    try:
+        done = cli("mount", made.store, broken.mnt, "--spool", broken.spool, timeout=60)
+        assert done.returncode == 6, done.stderr
+        assert not os.path.ismount(broken.mnt)
+    finally:
+        broken.destroy()

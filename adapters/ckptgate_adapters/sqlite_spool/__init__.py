@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ckptgate_adapters.sqlite_spool.lock import SpoolLock
+from ckptgate_adapters.sqlite_spool.place import check_local
 from ckptgate_adapters.sqlite_spool.spool import SqliteSpool
 
-__all__ = ["SpoolLock", "SqliteSpool"]
+__all__ = ["SpoolLock", "SqliteSpool", "check_local"]

@@ -83,6 +83,13 @@ class AttemptPart:
         )
         return None if row is None else ATTEMPTS.build(row)
 
+    def newest_commit(self, run_ino: int) -> int:
+        row = self._db.one(
+            "SELECT MAX(seal_index) FROM attempts WHERE run_ino = ? AND state = ?",
+            (run_ino, AttemptState.COMMITTED.value),
+        )
+        return -1 if row is None or row[0] is None else int(row[0])
+
     def tree(self, attempt: int) -> list[tuple[str, NodeRow]]:
         return [(row[0], NODES.build(row[1:])) for row in self._db.all(_TREE, (attempt,))]
 

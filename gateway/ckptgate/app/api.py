@@ -34,7 +34,8 @@ def commit(
     Args:
         path: the checkpoint directory, on a ckptgate mount.
         rank: this process's rank; by default from the launcher's environment.
-        world_size: how many ranks there are; likewise. With neither, the call commits for all.
+        world_size: how many ranks there are; likewise. With neither, the call commits for all: a
+            program of several processes without a launcher must say which rank it is.
 
     Raises:
         UsageError: the path isn't a checkpoint on a ckptgate mount, or the numbers are wrong.
@@ -45,6 +46,8 @@ def commit(
     if (rank is None) != (world_size is None):
         msg = "rank and world_size belong together"
         raise UsageError(msg, subject=os.fspath(path))
+    # An ordinary file system would take the attribute and do nothing about it.
+    state(path)
     value = "all" if rank is None else f"{rank}/{world_size}"
     try:
         os.setxattr(path, COMMIT_XATTR, value.encode())
@@ -63,12 +66,17 @@ def state(path: str | os.PathLike[str]) -> dict[str, Any]:
         UsageError: the path isn't a checkpoint on a ckptgate mount.
         FileNotFoundError: it is not there, or not visible to this process.
     """
+    return _state(path, os.fspath(path))
+
+
+def _state(place: str | os.PathLike[str] | int, path: str) -> dict[str, Any]:
     try:
-        value = os.getxattr(path, STATE_XATTR)
+        value = os.getxattr(place, STATE_XATTR)
     except OSError as exc:
         if exc.errno in {errno.ENOTSUP, errno.ENODATA}:
-            msg = f"not a checkpoint on a ckptgate mount: {os.fspath(path)!r}"
-            raise UsageError(msg, subject=os.fspath(path)) from exc
+            msg = f"not a checkpoint on a ckptgate mount: {path!r}"
+            hint = "is it mounted? ckptgate status lists the mounts"
+            raise UsageError(msg, subject=path, hint=hint) from exc
         raise
     found: dict[str, Any] = json.loads(value)
     return found
@@ -82,16 +90,25 @@ def wait(path: str | os.PathLike[str], timeout_s: float | None = None) -> None:
         PendingError: *timeout_s* passed.
         UsageError, FileNotFoundError: as `state`.
     """
+    # The name of an aborted checkpoint is gone; the open directory still tells why.
+    directory = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _wait(directory, os.fspath(path), timeout_s)
+    finally:
+        os.close(directory)
+
+
+def _wait(directory: int, path: str, timeout_s: float | None) -> None:
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
-        found = state(path)
+        found = _state(directory, path)
         if found["state"] in {"committed", "replaced"}:
             return
         if found["state"] in {"aborted", "abandoned"}:
-            msg = f"{os.fspath(path)} was not committed: {found['reason']}"
-            raise RefusedError(msg, subject=os.fspath(path))
+            msg = f"{path} was not committed: {found['reason']}"
+            raise RefusedError(msg, subject=path)
         if deadline is not None and time.monotonic() >= deadline:
             missing = "; ".join(found["missing"]) or "not decided yet"
-            msg = f"{os.fspath(path)} is not committed after {timeout_s} s: {missing}"
-            raise PendingError(msg, subject=os.fspath(path), hint="ckptgate status")
+            msg = f"{path} is not committed after {timeout_s} s: {missing}"
+            raise PendingError(msg, subject=path, hint="ckptgate status")
         time.sleep(0.05)

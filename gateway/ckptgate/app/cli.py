@@ -13,7 +13,9 @@ import traceback
 from collections.abc import Sequence
 
 from ckptgate.app.commands import decide, look, mounting, running
+from ckptgate.app.commands.output import print_json
 from ckptgate.errors import CkptError, ExitCode
+from ckptgate_adapters.channels import error_reply
 
 __all__ = ["build_parser", "main"]
 
@@ -50,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(args.handler(args))
     except CkptError as exc:
+        if getattr(args, "json", False):
+            print_json({"error": error_reply(exc)})
         print(f"ckptgate: {exc.message}", file=sys.stderr)
         if exc.hint:
             print(f"  hint: {exc.hint}", file=sys.stderr)

@@ -18,6 +18,7 @@ from ckptgate.errors import ConfigError, UsageError
 from ckptgate.model.kinds import DEFAULT_PATTERNS, NamePatterns
 
 __all__ = [
+    "SYSTEM_DIRECTORY",
     "CommitSection",
     "Config",
     "ConfigFile",
@@ -31,6 +32,9 @@ __all__ = [
 ]
 
 MAX_CONFIG_BYTES: Final = 1 << 20
+_LOG_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+SYSTEM_DIRECTORY: Final = "/run/ckptgate"
+"""Where root's running mounts are listed, for everybody to see."""
 
 
 class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -130,7 +134,14 @@ def load_config_file(path: str) -> ConfigFile:
         return msgspec.convert(data, ConfigFile)
     except msgspec.ValidationError as exc:
         msg = f"configuration {path} is not valid: {exc}"
-        raise ConfigError(msg, subject=path, hint="see README, section Configuration") from exc
+        raise ConfigError(msg, subject=path, hint=f"keys: {', '.join(_all_keys())}") from exc
+
+
+def _all_keys() -> list[str]:
+    """Every key of the file, those of sections with the section's name."""
+    keys = [key for key in ConfigFile.__struct_fields__ if key not in {"commit", "names"}]
+    keys += [f"commit.{key}" for key in CommitSection.__struct_fields__]
+    return keys + [f"names.{key}" for key in NamesSection.__struct_fields__]
 
 
 def store_path(store: str) -> str:
@@ -159,7 +170,7 @@ def state_directory() -> str:
 def runtime_directory() -> str:
     """Where running mounts are listed: `/run/ckptgate` for root, else the user's runtime folder."""
     if os.geteuid() == 0:
-        return "/run/ckptgate"
+        return SYSTEM_DIRECTORY
     base = os.environ.get("XDG_RUNTIME_DIR")
     return os.path.join(base, "ckptgate") if base else f"/tmp/ckptgate-{os.geteuid()}"  # noqa: S108
 
@@ -188,6 +199,9 @@ def make_config(file: ConfigFile, *, store: str, mountpoint: str, spool: str) ->
         raise UsageError(msg, subject=staged)
     staged = os.path.realpath(os.path.expanduser(staged))
     _check_apart(store=root, mountpoint=where, spool=staged)
+    if file.log_level not in _LOG_LEVELS:
+        msg = f"log_level is {file.log_level!r}, not one of {', '.join(_LOG_LEVELS)}"
+        raise ConfigError(msg, subject="log_level")
     if file.verify not in {"", "size", "readback"}:
         msg = f"verify is {file.verify!r}, not 'size' or 'readback'"
         raise ConfigError(msg, subject="verify")

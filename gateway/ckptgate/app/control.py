@@ -86,7 +86,7 @@ class Control:
         return rows[-1]
 
     def _commit(self, request: dict[str, Any]) -> Any:
-        row = self._find(request, undecided=True)
+        row = self._find(request, undecided=False)
         record_explicit_commit(
             self._parts.spool,
             row.id,

@@ -10,8 +10,10 @@ import os
 from dataclasses import dataclass
 
 from ckptgate.app.config import store_path
-from ckptgate.app.registry import MountInfo, find_mount
+from ckptgate.app.registry import MountInfo, find_mount, list_mounts
 from ckptgate.errors import MissingError, UsageError
+from ckptgate.model.documents import MAX_POINTER_BYTES
+from ckptgate.model.kinds import DEFAULT_PATTERNS
 from ckptgate.model.layout import GATEWAY_DIR
 
 __all__ = ["Place", "locate_checkpoint", "locate_run", "require_mount"]
@@ -65,15 +67,27 @@ def locate_checkpoint(path: str) -> Place:
         MissingError, UsageError: the path can't be one.
     """
     where = _absolute(path)
-    if os.path.islink(where):
-        target = os.readlink(where)
+    target = _pointer_target(where)
+    if target:
         where = os.path.normpath(os.path.join(os.path.dirname(where), target))
     head, name = os.path.split(where.rstrip("/"))
-    if not name:
-        msg = f"{path} is not a checkpoint"
-        raise UsageError(msg, subject=path)
+    mount = find_mount(where)
+    if not name or (mount is not None and mount.mountpoint == where):
+        msg = f"{path} is not a checkpoint" + (", it is the mount point" if mount else "")
+        raise UsageError(msg, subject=path, hint="name RUN/NAME")
     place = locate_run(head)
     return Place(store=place.store, run=place.run, name=name, mount=place.mount)
+
+
+def _pointer_target(path: str) -> str:
+    """What a symlink or a pointer's text names, "" for anything else."""
+    if os.path.islink(path):
+        return os.readlink(path)
+    if not DEFAULT_PATTERNS.is_pointer(os.path.basename(path)) or not os.path.isfile(path):
+        return ""
+    with open(path, encoding="utf-8", errors="replace") as stream:
+        text = stream.read(MAX_POINTER_BYTES).strip()
+    return text if "/" not in text and "\0" not in text else ""
 
 
 def require_mount(path: str) -> MountInfo:
@@ -82,8 +96,13 @@ def require_mount(path: str) -> MountInfo:
     Raises:
         MissingError: there is none.
     """
-    mount = find_mount(_absolute(path)) or find_mount(os.path.realpath(path))
+    where = _absolute(path)
+    mount = find_mount(where) or find_mount(os.path.realpath(path))
     if mount is None:
+        served = [info.mountpoint for info in list_mounts() if info.store == where]
+        if served:
+            msg = f"{path} is a store, mounted on {', '.join(served)}"
+            raise MissingError(msg, subject=path, hint=f"name {served[0]}")
         msg = f"{path} is not in a running ckptgate mount"
         raise MissingError(msg, subject=path, hint="ckptgate status lists the mounts")
     return mount

@@ -69,9 +69,12 @@ def _drain(parts: Parts, publisher: Publisher, control: Control) -> None:
 
 def _write_left(spool: str, left: list[dict[str, Any]]) -> None:
     path = os.path.join(spool, LEFT_FILE)
-    with open(path + ".new", "w", encoding="utf-8") as stream:
-        json.dump(left, stream)
-    os.replace(path + ".new", path)
+    try:
+        with open(path + ".new", "w", encoding="utf-8") as stream:
+            json.dump(left, stream)
+        os.replace(path + ".new", path)
+    except OSError as exc:
+        _log.warning("left-not-written path=%s error=%s", path, exc)
     if left:
         _log.warning("drained left=%s", json.dumps(left))
     else:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from ckptgate.app.config import runtime_directory
+from ckptgate.app.config import SYSTEM_DIRECTORY, runtime_directory
 from ckptgate.errors import UnusableError
 
 __all__ = ["MountInfo", "find_mount", "forget_mount", "list_mounts", "register_mount"]
@@ -63,7 +63,8 @@ def register_mount(info: MountInfo) -> None:
     """
     directory = runtime_directory()
     try:
-        os.makedirs(directory, mode=0o700, exist_ok=True)
+        # Others may see which mounts there are; what is in the spool stays the owner's.
+        os.makedirs(directory, mode=0o755, exist_ok=True)
         if os.stat(directory).st_uid != os.geteuid():
             msg = f"{directory} belongs to another user"
             raise UnusableError(msg, subject=directory, hint="set XDG_RUNTIME_DIR")
@@ -90,20 +91,26 @@ def list_mounts() -> list[MountInfo]:
 
 
 def _read_all() -> Iterator[MountInfo]:
-    try:
-        names = os.listdir(runtime_directory())
-    except OSError:
-        return
-    for name in names:
-        if not name.endswith(".json"):
-            continue
+    for directory in dict.fromkeys((runtime_directory(), SYSTEM_DIRECTORY)):
         try:
-            with open(os.path.join(runtime_directory(), name), encoding="utf-8") as stream:
-                info = MountInfo(**json.load(stream))
-        except (OSError, ValueError, TypeError):
-            continue  # half-written or foreign: not a running mount
-        if info.is_alive:
-            yield info
+            names = os.listdir(directory)
+        except OSError:
+            continue
+        for name in names:
+            info = _read(os.path.join(directory, name)) if name.endswith(".json") else None
+            if info is not None and info.is_alive:
+                yield info
+
+
+def _read(path: str) -> MountInfo | None:
+    """One announcement; None if it is half-written, or of somebody who isn't to be trusted."""
+    try:
+        with open(path, encoding="utf-8") as stream:
+            if os.fstat(stream.fileno()).st_uid not in {0, os.geteuid()}:
+                return None
+            return MountInfo(**json.load(stream))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def find_mount(path: str) -> MountInfo | None:

@@ -24,7 +24,7 @@ import msgspec
 
 from ckptgate.app.config import Config
 from ckptgate.app.registry import MountInfo, forget_mount, process_start, register_mount
-from ckptgate.errors import UnusableError
+from ckptgate.errors import BusyError, UnusableError
 from ckptgate_adapters.fuse.channel import MountOptions, mount, unmount
 from ckptgate_adapters.posix_store import PosixStore
 from ckptgate_adapters.sqlite_spool import SpoolLock, SqliteSpool
@@ -61,7 +61,7 @@ def prepare_mountpoint(path: str) -> None:
         raise UnusableError(msg, subject=path, hint="name an empty directory") from exc
     if os.path.ismount(path):
         msg = f"{path} is a mount point already"
-        raise UnusableError(msg, subject=path, hint=f"ckptgate umount {path}")
+        raise BusyError(msg, subject=path, hint=f"ckptgate umount {path}")
     if in_it:
         msg = f"the mount point {path} is not empty (it holds {min(in_it)!r})"
         raise UnusableError(msg, subject=path, hint="name an empty directory")
@@ -154,10 +154,11 @@ class Supervisor:
                 self._supervise(device, signal_fd, ready_fd)
             finally:
                 forget_mount(config.mountpoint)
+                # Nobody serves it any more: while the device is open, a look at it waits for ever.
+                os.close(device)
                 with contextlib.suppress(OSError):
                     if os.path.ismount(config.mountpoint) or _is_dead_mount(config.mountpoint):
                         unmount(config.mountpoint, lazy=True)
-                os.close(device)
 
     def _write_config(self) -> None:
         path = os.path.join(self._config.spool, CONFIG_FILE)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from ckptgate.engine.judge import Judge, Verdict
 from ckptgate.engine.node import Node
@@ -66,6 +66,9 @@ class _Case:
     @property
     def key(self) -> tuple[str, str]:
         return self.run, self.view.attempt
+
+
+_Read: TypeAlias = tuple[Verdict, dict[str, Vote], dict[str, Member]]
 
 
 class Decider:
@@ -223,41 +226,36 @@ class Decider:
         self._commit(case, verdict, votes, members)
         return True
 
-    def _read(self, case: _Case) -> tuple[Verdict, dict[str, Vote], dict[str, Member]]:
-        run, attempt = case.key
-        members = self._membership.members(run, attempt)
-        votes = self._membership.newest_votes(run, attempt, members)
-        event = self._seal_of(case).event
-        return self._judge.assess(run, attempt, event, members, votes), votes, members
+    def _read(self, case: _Case) -> _Read:
+        members = self._membership.members(*case.key)
+        votes = self._membership.newest_votes(*case.key, members)
+        return self._assess(case, members, votes)
 
-    def _read_closed(self, case: _Case) -> tuple[Verdict, dict[str, Vote], dict[str, Member]]:
+    def _assess(self, case: _Case, members: dict[str, Member], votes: dict[str, Vote]) -> _Read:
+        verdict = self._judge.assess(*case.key, self._seal_of(case).event, members, votes)
+        return verdict, votes, members
+
+    def _read_closed(self, case: _Case) -> _Read:
         """As `_read`, of the members whose final vote is there.
 
         The CLOSE says that these suffice. A member that registered too late for it and perhaps
         never votes, or votes for something that doesn't fit, must not undo a whole checkpoint: it
         finds the CLOSE in the log and is late.
         """
-        run, attempt = case.key
-        found = self._membership.members(run, attempt)
-        votes = self._membership.newest_votes(run, attempt, found)
-        votes = {member: vote for member, vote in votes.items() if vote.is_final}
-        members = {member: found[member] for member in votes}
-        event = self._seal_of(case).event
-        verdict = self._judge.assess(run, attempt, event, members, votes)
-        if not verdict.missing:
-            return verdict, votes, members
-        # What held at the CLOSE holds for ever: somebody who came after it contradicts the others.
-        first = verdict, votes, members
-        newest = sorted(votes, key=lambda member: (found[member].joined_at, member))
-        for _ in range(min(LATE_MAX, len(newest) - 1)):
-            late = newest.pop()
-            votes = {member: vote for member, vote in votes.items() if member != late}
-            members = {member: members[member] for member in votes}
-            verdict = self._judge.assess(run, attempt, event, members, votes)
-            if not verdict.missing:
-                _log.warning("left-out-as-late attempt=%s newest_member=%s", attempt, late)
-                return verdict, votes, members
-        return first
+        found = self._membership.members(*case.key)
+        votes = self._membership.newest_votes(*case.key, found)
+        newest = sorted(
+            (member for member, vote in votes.items() if vote.is_final),
+            key=lambda member: (found[member].joined_at, member),
+        )
+        for kept in range(len(newest), max(0, len(newest) - LATE_MAX), -1):
+            # What held at the CLOSE holds for ever: else somebody came later and contradicts it.
+            members = {member: found[member] for member in newest[:kept]}
+            read = self._assess(case, members, {member: votes[member] for member in members})
+            if not read[0].missing:
+                _log.info("closed attempt=%s late=%s", case.key[1], newest[kept:])
+                return read
+        return self._assess(case, found, votes)
 
     def _wait_or_abort(self, case: _Case, verdict: Verdict) -> bool:
         own = self._voter.owes(case.row) if case.row and not case.row.is_voted else []

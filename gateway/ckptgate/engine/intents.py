@@ -56,21 +56,32 @@ class Intents:
         self._lock = threading.Lock()
         self._known: OrderedDict[str, Intent] = OrderedDict()
 
-    def claim(self, row: AttemptRow, key: JobKey, generation: int) -> AttemptRow:
+    def claim(
+        self, row: AttemptRow, key: JobKey, generation: int, *, may_begin: bool
+    ) -> AttemptRow:
         """Give the row its attempt: one that is joined, or a new one; the log must be fresh.
+
+        Args:
+            row: without an attempt.
+            key: its job.
+            generation: of that job.
+            may_begin: False for a job that a newer one replaced: what it sealed is still joined,
+                nothing is begun, and the row may come back as it is.
 
         Raises:
             TransientStoreError: the store did not answer, or too many others were faster.
             IntegrityError: an intent is torn or edited.
         """
         for lost in range(CLAIMS_MAX):
-            proposed = self._proposed(row)
+            proposed = self._proposed(row) if may_begin else None
             if proposed is None:
                 # Read once: what another member of the job begins after this has the next number.
                 newest, intent = self._newest_intent(row.run, row.name)
                 own = self._newest_of_job(row, key, generation, intent)
                 if own is not None and self._may_join(row, own):
                     proposed = own
+                elif not may_begin:
+                    return row
                 else:
                     proposed = self._propose(row, key, generation, newest + 1)
             if proposed.member == self._member and not self._create_intent(row, proposed):

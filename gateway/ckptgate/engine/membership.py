@@ -102,10 +102,11 @@ class Membership:
         key = parse_key(row.job_key)
         generation = self._generation(row.run, key)
         if not row.attempt:
-            if self._is_fenced_off(row.run, key, generation):
-                # An old incarnation that goes on writing can't seal any more: nothing is begun.
+            # An old incarnation that goes on writing can't seal any more: it begins nothing.
+            may_begin = not self._is_fenced_off(row.run, key, generation)
+            row = self._intents.claim(row, key, generation, may_begin=may_begin)
+            if not row.attempt:
                 return row
-            row = self._intents.claim(row, key, generation)
         self._register(row)
         row = self._spool.update_attempt(row.id, is_joined=True, generation=generation)
         _log.info("joined run=%s attempt=%s generation=%d", row.run, row.attempt, generation)

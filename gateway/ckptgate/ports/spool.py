@@ -420,6 +420,10 @@ class Attempts(Protocol):
         """By its id in the store."""
         ...
 
+    def newest_commit(self, run_ino: int) -> int:
+        """The highest SEAL index of a committed attempt of that run directory, -1 for none."""
+        ...
+
     def tree(self, attempt: int) -> list[tuple[str, NodeRow]]:
         """(path, node) of everything below the attempt's root, parents before children."""
         ...

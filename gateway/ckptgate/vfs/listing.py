@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ckptgate.errors import CkptError, MissingError
 from ckptgate.ports.spool import NodeKind, NodeRow
-from ckptgate.vfs import names, plain, visibility, waits
+from ckptgate.vfs import names, plain, pointers, visibility, waits
 from ckptgate.vfs.attributes import attr_of
 from ckptgate.vfs.context import Context, OpenDir
 from ckptgate.vfs.interface import Caller, DirEntry, Entry
@@ -82,6 +82,7 @@ def snapshot(ctx: Context, caller: Caller, node: NodeRow) -> dict[str, tuple[Nod
     who = ctx.who(caller)
     view = ctx.view(caller, node.plain_path or "")
     view = waits.wait_to_resume(ctx, caller, who, node, view)
+    view = pointers.caught_up(ctx, caller, node, view)
     stored = plain.list_store(ctx, caller, node)
     # Each name goes through the one rule of what it means; here is only who may have names.
     candidates: dict[str, None] = {}

@@ -9,14 +9,16 @@ from __future__ import annotations
 import os
 
 from ckptgate.model.documents import PointerKind, PointerValue
-from ckptgate.model.states import FileState
+from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.catalog import RunView
 from ckptgate.ports.spool import NodeKind, NodeRow, PendingKind, PendingRow
+from ckptgate.vfs import names
 from ckptgate.vfs.context import Context, Who
 from ckptgate.vfs.interface import Caller
 
 __all__ = [
     "TEXT_BYTES_MAX",
+    "caught_up",
     "drop_pointer_node",
     "fresh_view",
     "is_settled",
@@ -102,12 +104,32 @@ def fresh_view(
     """
     mark = (parent.ino, name, who.key)
     if mark not in ctx.memory.had_pending:
-        return view
+        is_pointer = name in view.pointers or names.is_pointer(ctx, parent, name)
+        return caught_up(ctx, caller, parent, view) if is_pointer else view
     ctx.need_block(caller)
     newer = ctx.catalog.view(parent.plain_path or "", 0.0)
     with ctx.lock:
         ctx.memory.had_pending.discard(mark)
     return newer
+
+
+def caught_up(ctx: Context, caller: Caller, parent: NodeRow, view: RunView) -> RunView:
+    """The view, read again if this spool knows of a COMMIT that it does not show yet.
+
+    Whoever was told of a COMMIT is to find the pointers that it moved.
+    """
+    is_behind = ctx.spool.newest_commit(parent.ino) >= view.length or any(
+        _is_committed(ctx, view.run, attempt) for attempt in view.undecided
+    )
+    if not is_behind:
+        return view
+    ctx.need_block(caller)
+    return ctx.catalog.view(view.run, 0.0)
+
+
+def _is_committed(ctx: Context, run: str, attempt: str) -> bool:
+    row = ctx.spool.attempt_by_id(run, attempt)
+    return row is not None and row.state is AttemptState.COMMITTED
 
 
 def pointer_node(ctx: Context, parent: NodeRow, value: PointerValue) -> NodeRow:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -91,3 +92,36 @@ def test_without_a_job_the_session_counts(monkeypatch):
         assert found.job_key.kind is JobKind.SESSION
         assert found.job_key.value == f"h/{process.pid}@{found.start}"
         process.communicate(b"\n")
+
+
+def test_a_process_that_starts_another_program_is_known_anew():
+    """A child may touch the mount before its exec: then it still has its parent's environment."""
+    code = """
+import os, sys
+def again(*names):
+    os.read(0, 1)
+    if names:
+        words = [sys.executable, "-c", sys.argv[1], sys.argv[1], *names[1:]]
+        os.execve(sys.executable, words, {"CKPTGATE_RUN_ID": names[0]})
+if sys.argv[2] != "fork":
+    again(*sys.argv[2:])
+elif pid := os.fork():
+    print(pid, flush=True)
+    os.waitpid(pid, 0)
+else:
+    again("two", "three", "four")
+"""
+    identity = ProcIdentity()
+    with subprocess.Popen(
+        [sys.executable, "-c", code, code, "fork"],
+        env={"CKPTGATE_RUN_ID": "one"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
+    ) as parent:  # fmt: skip
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        for run_id in ("one", "two", "three"):
+            deadline = time.monotonic() + 10
+            while str(identity.process(pid).job_key) != f"run:{run_id}":
+                assert time.monotonic() < deadline, identity.process(pid)
+            parent.stdin.write(b"x")
+        parent.stdin.write(b"xx")

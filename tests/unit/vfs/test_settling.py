@@ -68,7 +68,7 @@ def test_a_fenced_off_incarnations_close_ends_its_wait_when_it_is_given_up(world
 
 
 def test_a_close_under_a_final_name_goes_on_without_the_store(world):
-    """There the expected set or the world size proves the checkpoint whole, or it doesn't commit."""
+    """There the expected set or the world size proves it whole, or it does not commit."""
     _, ino = staged(world, "step-1")
     assert 2.0 <= waited(world, lambda: world.vfs.settle(world.s, ino, is_close=True)) < 2.1
     assert not world.vfs.must_settle(ino, is_close=True)

@@ -448,3 +448,35 @@ def test_commit_by_name_finds_the_newest_attempt(world):
     assert row.state is AttemptState.SEALED
     with pytest.raises(MissingError):
         world.vfs.commit_explicit("", "step-2", 0, 1)
+
+
+def test_a_hidden_attempt_is_not_found_by_asking_the_other_members(world):
+    """I8: what its dead writers left does not come back by way of the shared job's look-up."""
+    world.mkdir(world.a, "step-1")
+    opened = world.open_new(world.a, "step-1/w")
+    world.die(world.a, opened)
+    world.catalog.others["step-1"] = world.attempt("step-1")
+    assert not world.exists(world.a2, "step-1")
+    world.mkdir(world.a2, "step-1")
+    assert world.names(world.a2, "step-1") == []
+
+
+def test_whoever_saw_a_commit_finds_its_pointer(world):
+    """The log is read again where the spool knows of a COMMIT that the view does not show."""
+    world.mkdir(world.a, "step-1")
+    world.write(world.a, "step-1/w", b"1")
+    row = world.attempt("step-1")
+    world.spool.update_attempt(row.id, state=AttemptState.COMMITTED, attempt="step-1.0", seal_index=3)
+    asked: list[float] = []
+    old_view = world.catalog.view
+
+    def view(run: str, max_age_s: float):
+        asked.append(max_age_s)
+        return old_view(run, max_age_s)
+
+    world.catalog.view = view
+    world.exists(world.a, "latest")
+    assert 0.0 in asked
+    asked.clear()
+    world.names(world.a)
+    assert 0.0 in asked

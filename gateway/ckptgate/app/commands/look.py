@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -16,7 +17,7 @@ from ckptgate.app.registry import MountInfo, list_mounts
 from ckptgate.engine.manifests import load_manifest
 from ckptgate.engine.runlog import RunLog
 from ckptgate.engine.verify import verify_checkpoint
-from ckptgate.errors import CkptError, ExitCode, MissingError
+from ckptgate.errors import CkptError, ExitCode, MissingError, UsageError
 from ckptgate.model.documents import Manifest, encode
 from ckptgate.model.layout import log_key
 from ckptgate_adapters.channels import control_call
@@ -24,6 +25,9 @@ from ckptgate_adapters.posix_store import PosixStore
 from ckptgate_adapters.system_clock import SystemClock, SystemIds
 
 __all__ = ["add_commands"]
+
+_DECIDED: Final = ("committed", "replaced", "aborted")
+_LINES_SHOWN: Final = 12
 
 
 def add_commands(commands: Any) -> None:
@@ -57,9 +61,12 @@ def _mounts(path: str) -> list[MountInfo]:
 
 def _status(args: argparse.Namespace) -> int:
     mounts = _mounts(args.path)
+    if args.watch and (args.json or not sys.stdout.isatty()):
+        msg = "--watch needs a terminal and goes without --json"
+        raise UsageError(msg, hint="ckptgate status --json")
     if args.watch:
         return watch_status(mounts)
-    reports = [_report(mount) for mount in mounts]
+    reports = [_of_run(_report(mount), mount, args.path) for mount in mounts]
     if args.json:
         print_json(reports[0] if args.path else reports)
     elif not reports:
@@ -78,14 +85,28 @@ def _report(mount: MountInfo) -> dict[str, Any]:
     return found
 
 
+def _of_run(report: dict[str, Any], mount: MountInfo, path: str) -> dict[str, Any]:
+    """The report, cut down to what lies below *path* where that isn't the whole mount."""
+    below = os.path.relpath(os.path.realpath(path), mount.mountpoint) if path else "."
+    if below == "." or below.startswith("..") or "error" in report:
+        return report
+    rows = [row for row in report["attempts"] if _is_below(below, row)]
+    return {**report, "attempts": rows}
+
+
+def _is_below(directory: str, row: dict[str, Any]) -> bool:
+    return (os.path.join(str(row["run"]), str(row["name"])) + "/").startswith(directory + "/")
+
+
 def _status_code(report: dict[str, Any]) -> ExitCode:
-    """0 clean, 2 something is under way, 3 something was refused lately, 6 no answer."""
+    """3: the last decision of a run was an abort; else 2: something is under way; 6: no answer."""
     if "error" in report:
         return ExitCode.UNUSABLE
-    states = {row["state"] for row in report["attempts"]}
-    if "aborted" in states:
+    last = {row["run"]: row["state"] for row in report["attempts"] if row["state"] in _DECIDED}
+    if "aborted" in last.values():
         return ExitCode.REFUSED
-    return ExitCode.PENDING if states & {"open", "sealed"} else ExitCode.OK
+    is_under_way = any(row["state"] in {"open", "sealed"} for row in report["attempts"])
+    return ExitCode.PENDING if is_under_way else ExitCode.OK
 
 
 def _print_report(report: dict[str, Any]) -> None:
@@ -99,8 +120,11 @@ def _print_report(report: dict[str, Any]) -> None:
         size = human_bytes(row["size_bytes"])
         where = os.path.join(str(row["run"]), str(row["name"]))
         print(f"  {where}  {row['state']}  {done}/{total} files in the store, {size}")
-        for line in (*([row["reason"]] if row["reason"] else []), *row["missing"]):
+        lines = [*([row["reason"]] if row["reason"] else []), *row["missing"]]
+        for line in lines[:_LINES_SHOWN]:
             print(f"    {line}")
+        if len(lines) > _LINES_SHOWN:
+            print(f"    ... and {len(lines) - _LINES_SHOWN} more (--json has them)")
     for event in report["events"]:
         print(f"  {event['at']} {event['kind']}: {event['subject']}: {event['detail']}")
 
@@ -108,8 +132,16 @@ def _print_report(report: dict[str, Any]) -> None:
 def _open_log(place: Place) -> tuple[PosixStore, RunLog]:
     store = PosixStore(place.store)
     log = RunLog(store, place.run, clock=SystemClock(), ids=SystemIds(), member="")
-    log.refresh()
+    if not log.refresh().length:
+        msg = f"{place.run or '/'!r} is not a run: nothing was ever decided in it"
+        raise MissingError(msg, subject=place.run, hint="name the directory of the checkpoints")
     return store, log
+
+
+def _record(store: PosixStore, place: Place, index: int) -> dict[str, Any]:
+    data = store.get(log_key(place.run, index))
+    record: dict[str, Any] = msgspec.json.decode(data)
+    return record
 
 
 def _ls(args: argparse.Namespace) -> int:
@@ -123,7 +155,7 @@ def _ls(args: argparse.Namespace) -> int:
         rows.append({
             "name": name,
             "attempt": attempt,
-            "committed_at": manifest.created_at,
+            "committed_at": _record(store, place, view.decision_index)["at"],
             "files": sum(entry.type == "file" for entry in manifest.entries),
             "bytes": sum(entry.size for entry in manifest.entries),
             "generation": view.generation,
@@ -147,23 +179,25 @@ def _ls(args: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def _committed(args: argparse.Namespace) -> tuple[Place, PosixStore, Manifest]:
+def _committed(args: argparse.Namespace) -> tuple[Place, PosixStore, Manifest, str]:
+    """Place, store, manifest, and when it was committed."""
     place = locate_checkpoint(args.path)
     store, log = _open_log(place)
     attempt = log.state.current.get(place.name)
     if attempt is None:
         msg = f"no committed checkpoint {place.name!r} in the run {place.run or '/'!r}"
         raise MissingError(msg, subject=args.path, hint=f"ckptgate ls {os.path.dirname(args.path)}")
-    digest = log.state.attempts[attempt].manifest
-    return place, store, load_manifest(store, place.run, attempt, digest)
+    view = log.state.attempts[attempt]
+    manifest = load_manifest(store, place.run, attempt, view.manifest)
+    return place, store, manifest, str(_record(store, place, view.decision_index)["at"])
 
 
 def _show(args: argparse.Namespace) -> int:
-    _, _, manifest = _committed(args)
+    _, _, manifest, at = _committed(args)
     if args.json:
         print_json(msgspec.json.decode(encode(manifest)))
         return ExitCode.OK
-    print(f"{manifest.name}  attempt {manifest.attempt}  committed {manifest.created_at}")
+    print(f"{manifest.name}  attempt {manifest.attempt}  committed {at}")
     print(f"sealed by {manifest.event}  format {manifest.format_name or 'unknown'}")
     print(f"members {', '.join(manifest.members)}  generation {manifest.generation}")
     print_rows(
@@ -180,10 +214,7 @@ def _show(args: argparse.Namespace) -> int:
 def _log(args: argparse.Namespace) -> int:
     place = locate_run(args.run)
     store, log = _open_log(place)
-    records: list[dict[str, Any]] = [
-        msgspec.json.decode(store.get(log_key(place.run, index)))
-        for index in range(log.state.length)
-    ]
+    records = [_record(store, place, index) for index in range(log.state.length)]
     if args.json:
         print_json({"run": place.run, "records": records})
         return ExitCode.OK
@@ -196,7 +227,7 @@ def _log(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    place, store, manifest = _committed(args)
+    place, store, manifest, _ = _committed(args)
     report = verify_checkpoint(store, place.run, manifest.name)
     if args.json:
         print_json(asdict(report))

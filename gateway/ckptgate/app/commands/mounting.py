@@ -16,15 +16,24 @@ from ckptgate.app.locate import require_mount
 from ckptgate.app.logs import configure_logging
 from ckptgate.app.publisher_process import LEFT_FILE
 from ckptgate.app.registry import MountInfo
-from ckptgate.app.supervisor import Supervisor
+from ckptgate.app.supervisor import Supervisor, prepare_mountpoint
 from ckptgate.errors import BusyError, CkptError, ErrorKind, ExitCode, PendingError, UnusableError
 from ckptgate_adapters.channels import RemoteError, control_call, error_reply
 from ckptgate_adapters.fuse.channel import unmount
+from ckptgate_adapters.posix_store import PosixStore
+from ckptgate_adapters.sqlite_spool import SpoolLock, check_local
 
 __all__ = ["add_commands", "unmount_and_drain"]
 
 LOG_FILE: Final = "ckptgate.log"
 _EXIT_MARGIN_S: Final = 20.0
+_LINES_SHOWN: Final = 8
+_LEFT_BECAUSE: Final = {
+    "open": "nobody committed it",
+    "sealed": "not decided yet",
+    "pending": "not in the store yet",
+    "unknown": "see the log",
+}
 
 
 def add_commands(commands: Any) -> None:
@@ -50,6 +59,7 @@ def _mount(args: argparse.Namespace) -> int:
     file = load_config_file(args.config) if args.config else ConfigFile()
     config = make_config(file, store=args.store, mountpoint=args.mountpoint, spool=args.spool)
     if not args.foreground:
+        _check_before(config)
         _mount_in_background(config, args)
         return ExitCode.OK
     configure_logging(config.log_level, process="supervisor")
@@ -62,6 +72,21 @@ def _mount(args: argparse.Namespace) -> int:
         _tell_parent(args.ready_fd, exc)
         raise
     return ExitCode.OK
+
+
+def _check_before(config: Config) -> None:
+    """What can be refused before anything is made or written.
+
+    Raises:
+        CkptError: it can't be mounted.
+    """
+    check_local(config.spool)
+    if (holder := SpoolLock(config.spool).holder()) is not None:
+        who = f"pid {holder.get('pid')}, mounted on {holder.get('mountpoint')}"
+        msg = f"the spool {config.spool} is in use: {who}, since {holder.get('since')}"
+        raise BusyError(msg, subject=config.spool, hint="--spool DIR, or unmount that one")
+    PosixStore(config.store).probe()
+    prepare_mountpoint(config.mountpoint)
 
 
 def _tell_parent(ready_fd: int, exc: CkptError) -> None:
@@ -116,7 +141,7 @@ def _umount(args: argparse.Namespace) -> int:
         print(f"unmounted {mount.mountpoint}: everything is in the store")
         return ExitCode.OK
     for row in left:
-        missing = "; ".join(row["missing"]) or "nobody committed it"
+        missing = "; ".join(row["missing"][:_LINES_SHOWN]) or _LEFT_BECAUSE[row["state"]]
         print(f"left in the spool: {row['name']} ({row['state']}): {missing}", file=sys.stderr)
     print(
         f"unmounted {mount.mountpoint}: {len(left)} unfinished; the spool {mount.spool} keeps "
