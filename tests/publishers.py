@@ -1,7 +1,7 @@
 """Real publisher processes for tests: each with its own spool, killed and started again at will.
 
-The test is the mount: it stages files in a node's spool (see `engine_harness`); the publisher is the
-product's own process function. Processes come from a fork server, so that a start costs
+The test is the mount: it stages files in a node's spool (see `engine_harness`); the publisher is
+the product's own process function. Processes come from a fork server, so that a start costs
 milliseconds.
 """
 

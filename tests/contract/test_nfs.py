@@ -1,4 +1,4 @@
-"""The directory store on real NFS, with two client machines and default mount options."""
+"""The store and the engine on real NFS, with two client machines and default mount options."""
 
 from __future__ import annotations
 
@@ -22,12 +22,25 @@ TWO_MACHINES = """
 exec $PYTHON $REPOSITORY/tests/contract/nfs/two_machines.py /mnt/client1 /mnt/client2
 """
 
+TWO_PUBLISHERS = """
+export PYTHONPATH=$REPOSITORY
+exec $PYTHON $REPOSITORY/tests/contract/nfs/two_publishers.py \\
+    /mnt/client1 /mnt/client2 /mnt/export
+"""
+
 CHECKS = [
     "one-creator-wins",
     "records-are-fresh",
     "directories-are-fresh",
     "publications-are-fresh",
     "publishers-agree",
+]
+
+COMMITS = [
+    "explicit-commits-agree",
+    "a-rename-commits-both",
+    "killed-publishers-finish",
+    "changed-bytes-are-refused",
 ]
 
 
@@ -46,3 +59,11 @@ def test_what_one_machine_stores_another_sees_at_once(
     done = run_in_guest(TWO_MACHINES, nfs_options=f"vers={version}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line for line in done.stdout.splitlines() if line in CHECKS] == CHECKS
+
+
+@pytest.mark.parametrize("version", ["4.2", pytest.param("3", marks=pytest.mark.full, id="3")])
+def test_two_machines_commit_together(run_in_guest: RunInGuest, version: str) -> None:
+    """I1, I8, I10, I12: ranks on both, a publisher killed in the middle, verified reads."""
+    done = run_in_guest(TWO_PUBLISHERS, nfs_options=f"vers={version}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line for line in done.stdout.splitlines() if line in COMMITS] == COMMITS

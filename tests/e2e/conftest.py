@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from tests.e2e.harness import FAST, Cluster, Gateway, cluster
 
 

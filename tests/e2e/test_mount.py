@@ -402,5 +402,7 @@ def test_every_reading_command_has_json(tmp_path: Path):
             ("wait", node.mnt / "run/step-1"),
         ):
             done = cli(*words, "--json")
-            assert done.returncode == 0, (words, done.stderr)
+            # Without a path it tells of all mounts of this machine.
+            allowed = {0} if len(words) > 1 else {0, 2, 3}
+            assert done.returncode in allowed, (words, done.stderr)
             json.loads(done.stdout)

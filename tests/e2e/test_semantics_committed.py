@@ -8,12 +8,10 @@ import mmap
 import os
 import shutil
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
-
 from tests.e2e.harness import Cluster, Gateway, job, start_job, until
 
 pytestmark = [pytest.mark.fuse]

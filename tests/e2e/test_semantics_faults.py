@@ -8,10 +8,10 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
-
 from tests.e2e.harness import Cluster, Gateway, cli, job, until
 
 pytestmark = [pytest.mark.fuse]
@@ -126,7 +126,7 @@ def test_a_killed_publisher_is_noticed_by_nobody(node: Gateway, run: Path):
         commit(path)
         node.kill("publisher")
         assert (path / "a").read_bytes() == b"1"
-        until("the commit", lambda p=path: is_committed(p))
+        until("the commit", partial(is_committed, path))
     assert os.readlink(run / "latest") == "step-2"
 
 

@@ -41,6 +41,8 @@ def is_frozen(ctx: Context, node: NodeRow, file: FileRow) -> bool:
     """Whether these bytes may never be written again."""
     return (
         file.state is FileState.STORED
+        # A whole file that may be on its way into the store: half of a new version must not be.
+        or (file.state is FileState.DIGESTED and node.attempt is None)
         or file.is_linked
         or file.local is not LocalBytes.FULL
         or is_decided(ctx, node)

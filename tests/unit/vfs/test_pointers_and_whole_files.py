@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from ckptgate.model.documents import PointerKind, PointerValue
-from ckptgate.model.states import AttemptState
+from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.spool import NodeKind, PendingKind, PlainOpKind
 from ckptgate.vfs.pending import place_whole
 
@@ -123,6 +125,21 @@ def test_a_whole_file_shows_its_old_version_until_it_is_placed(world):
     assert world.read(world.b, "model.pt") == b"second"
     assert os.pread(reader.fd, 9, 0) == b"one"
     world.close(world.b, reader)
+
+
+@pytest.mark.parametrize("flags", [os.O_WRONLY | os.O_TRUNC, os.O_RDWR])
+def test_a_whole_file_that_is_being_published_is_not_written_in_place(world, flags):
+    """I8 for single files: the store must not get a mixture of two versions."""
+    world.write(world.a, "model.pt", b"one")
+    entry = world.walk(world.a, "model.pt")
+    published = world.spool.node(entry.attr.ino).file
+    world.spool.update_file(published, state=FileState.DIGESTED, size=3)
+    with open(world.spool.data_path(published), "rb") as on_its_way:
+        opened = world.vfs.open(world.a, entry.attr.ino, flags)
+        os.pwrite(opened.fd, b"two", 0)
+        assert on_its_way.read() == b"one"
+    world.close(world.a, opened)
+    assert world.read(world.a, "model.pt") == b"two"
 
 
 def test_a_temporary_renamed_to_a_whole_files_name_is_held(world):

@@ -466,7 +466,9 @@ def test_whoever_saw_a_commit_finds_its_pointer(world):
     world.mkdir(world.a, "step-1")
     world.write(world.a, "step-1/w", b"1")
     row = world.attempt("step-1")
-    world.spool.update_attempt(row.id, state=AttemptState.COMMITTED, attempt="step-1.0", seal_index=3)
+    world.spool.update_attempt(
+        row.id, state=AttemptState.COMMITTED, attempt="step-1.0", seal_index=3
+    )
     asked: list[float] = []
     old_view = world.catalog.view
 
