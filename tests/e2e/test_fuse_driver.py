@@ -585,6 +585,23 @@ def test_a_mkdir_that_a_killed_server_was_doing_happens_once(plain: Toy, when: s
     assert plain.ask("done").count(f"make {path.name}") == 1
 
 
+def test_a_killed_server_ends_while_an_invalidation_waits_for_a_request(plain: Toy) -> None:
+    """I10: the kernel holds the sender, deaf to SIGKILL, until its successor answers the mkdir."""
+    (plain.root / "stall").touch()
+    path = plain.mnt / "stall-after-dir"
+    maker = subprocess.Popen([sys.executable, "-c", f"import os; os.mkdir({str(path)!r})"])
+    wait_for(lambda: f"make {path.name}" in plain.ask("done"))
+    plain.ask("inval-name 1 other")
+    time.sleep(0.2)  # until the kernel has it
+    plain.process.kill()
+    plain.process.wait(5)
+    plain.kill()
+    (plain.root / "stall").unlink()
+    plain.process = plain.start(resume=True)
+    assert maker.wait(10) == 0
+    assert path.is_dir()
+
+
 def test_a_create_that_a_killed_server_had_done_gets_its_handle(plain: Toy) -> None:
     (plain.root / "stall").touch()
     path = plain.mnt / "stall-after-file"

@@ -281,14 +281,20 @@ def test_names_that_cannot_be_stored_are_refused(tmp_path: Path, name: bytes, co
 
 
 def test_a_checkpoint_without_a_file_is_not_committed(tmp_path: Path):
-    """I13: committing an empty directory says what is missing and changes nothing."""
+    """I13: committing an empty directory is refused and changes nothing: files can be added."""
     with cluster(tmp_path) as c:
         (node,) = c.nodes
-        (node.mnt / "step-1").mkdir()
-        assert cli("commit", node.mnt / "step-1", "--all").returncode == 0
-        row = until("the reason", lambda: [r for r in node.attempts("step-1") if r["missing"]])[0]
-        assert any("file" in line for line in row["missing"])
+        path = node.mnt / "step-1"
+        path.mkdir()
+        refused = cli("commit", path, "--all")
+        assert refused.returncode == 3
+        assert "has no file" in refused.stderr
+        with pytest.raises(OSError) as caught:
+            os.setxattr(path, "user.ckptgate.commit", b"0/1")
+        assert caught.value.errno == errno.EINVAL
         assert not (c.store / "step-1").exists()
+        (path / "a.txt").write_bytes(b"1")
+        assert cli("commit", path, "--all", "--wait", "--timeout", "30").returncode == 0
 
 
 def test_umount_tells_what_is_left(tmp_path: Path):

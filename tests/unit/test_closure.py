@@ -235,6 +235,13 @@ def test_a_torn_file_counts_where_its_container_proves_it(event: SealEvent) -> N
     assert missing(event, [vote(A, file("a", TORN_WHOLE), committed_all=True)]) == []
 
 
+def test_a_file_of_an_unknown_rank_is_owed_by_its_member_not_by_the_ranks_that_joined() -> None:
+    members = {A: member(A, ranks=(2,))}
+    torn = file("a", Evidence(is_torn=True))
+    found = missing(SealEvent.FORMAT, [vote(A, torn)], members=members)
+    assert found == [f"the rest of 'a': its writer died with it open (owed by {A} on alpha)"]
+
+
 def test_a_torn_file_counts_where_all_ranks_committed_explicitly() -> None:
     one = {"committed_ranks": (0,), "world_size": 2}
     both = {"committed_ranks": (0, 1), "world_size": 2}

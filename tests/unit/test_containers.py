@@ -129,13 +129,24 @@ def test_text_and_unknown_bytes_are_nothing() -> None:
 
 
 def test_a_name_that_promises_what_its_bytes_are_not_is_a_problem_that_says_where() -> None:
-    assert "byte 0" in check("a.pt", b"hello").problem
-    for name, kind in [("a.pt", "torch-zip"), ("m.safetensors", "safetensors"), ("a.npz", "npz")]:
+    assert "byte 0" in check("a.npy", b"hello").problem
+    for name, kind in [("a.npy", "npy"), ("m.safetensors", "safetensors"), ("a.npz", "npz")]:
         found = check(name, b"\x00" * 4096)
         assert (found.kind, found.is_valid) == (kind, False)
         assert found.problem
     assert "are zip" in check("a.pt", plain_zip(["readme"])).problem
     assert "are torch-zip" in check("a.safetensors", plain_zip(["a/data.pkl"])).problem
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".pth", ".ckpt", ".bin"])
+def test_a_name_that_anybodys_bytes_have_claims_nothing_until_they_begin_as_a_container(
+    suffix: str,
+) -> None:
+    assert check("shard-0" + suffix, b"\x00\xff raw bytes" * 300) == Container()
+    assert check("shard-0" + suffix, b"hello") == Container()
+    broken = check("shard-0" + suffix, b"PK\x03\x04" + b"\x00\xff raw bytes" * 300)
+    assert (broken.kind, broken.is_valid) == ("torch-zip", False)
+    assert broken.problem
 
 
 def test_json_may_hold_nan_and_must_end() -> None:
@@ -162,7 +173,8 @@ def test_pickles_prove_themselves_by_their_stop() -> None:
 def test_no_truncation_of_a_torch_file_is_valid() -> None:
     data = torch_file()
     assert not [n for n in range(len(data)) if check("a.pt", data[:n]).is_valid]
-    assert not [n for n in range(1, len(data)) if not check("a.pt", data[:n]).problem]
+    # With less than its first bytes, it is nothing known: neither proved nor refused.
+    assert not [n for n in range(4, len(data)) if not check("a.pt", data[:n]).problem]
 
 
 def test_no_truncation_or_extension_of_any_container_is_valid() -> None:

@@ -22,7 +22,7 @@ from typing import Final
 from ckptgate.errors import WouldBlockError
 from ckptgate.vfs.interface import Caller, FileSystem
 from ckptgate_adapters.fuse import channel, wire
-from ckptgate_adapters.fuse.notify import Notifier
+from ckptgate_adapters.fuse.notify import Notifier, Relay
 from ckptgate_adapters.fuse.opens import Backing, BackingTable, journal_path
 from ckptgate_adapters.fuse.pool import Pool
 from ckptgate_adapters.fuse.request import Context, Reply, Request
@@ -91,7 +91,7 @@ class FuseServer:
         self._must_distrust = session.is_resumed and session.negotiated is not None and not is_known
         self._threads = threads
         self._pool = Pool(pool_threads)
-        self._notifier = Notifier(lambda message: channel.send_notification(device, message))
+        self._notifier = Notifier(Relay(device))
         self._turn = threading.Lock()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll = select.poll()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, Final
 
@@ -27,6 +28,15 @@ DATA_FANOUT: Final = 256
 """Spool files lie in so many directories, by file id."""
 
 _NODE_WIDTH: Final = len(NODES.columns.split(", "))
+_COUNT_FILES: Final = (
+    "WITH RECURSIVE walk (ino) AS ("
+    " SELECT m.ino FROM attempts AS a JOIN names AS m ON m.parent = a.root WHERE a.id = ?1"
+    " UNION ALL SELECT m.ino FROM walk AS w JOIN names AS m ON m.parent = w.ino)"
+    " SELECT f.state, count(*), total(max(n.size, f.size))"
+    " FROM walk AS w JOIN nodes AS n ON n.ino = w.ino JOIN files AS f ON f.file = n.file"
+    " WHERE ?2 = '' OR substr(f.key, 1, length(?2)) <> ?2 OR substr(f.key, 1, length(?3)) = ?3"
+    " GROUP BY f.state"
+)
 _TREE_FILES: Final = (
     "WITH RECURSIVE walk (path, ino) AS ("  # noqa: S608 - own columns
     " SELECT m.name, m.ino FROM attempts AS a JOIN names AS m ON m.parent = a.root WHERE a.id = ?"
@@ -34,7 +44,6 @@ _TREE_FILES: Final = (
     " SELECT w.path || '/' || m.name, m.ino FROM walk AS w JOIN names AS m ON m.parent = w.ino)"
     f" SELECT w.path, {NODES.qualified('n')}, {FILES.qualified('f')}"
     " FROM walk AS w JOIN nodes AS n ON n.ino = w.ino JOIN files AS f ON f.file = n.file"
-    " ORDER BY w.path"
 )
 
 
@@ -78,12 +87,20 @@ class FilePart:
             # After the commit only: a rollback brings the row back, but never the bytes.
             self._db.after_commit(partial(_remove, self.data_path(file)))
 
-    def files_of_attempt(self, attempt: int) -> list[tuple[str, NodeRow, FileRow]]:
+    def files_of_attempt(
+        self, attempt: int, *, states: Iterable[FileState] | None = None
+    ) -> list[tuple[str, NodeRow, FileRow]]:
         cut = 1 + _NODE_WIDTH
-        return [
-            (row[0], NODES.build(row[1:cut]), FILES.build(row[cut:]))
-            for row in self._db.all(_TREE_FILES, (attempt,))
-        ]
+        wanted = [] if states is None else sorted({state.value for state in states})
+        where = "" if states is None else f" WHERE f.state IN ({', '.join('?' * len(wanted))})"
+        rows = self._db.all(f"{_TREE_FILES}{where} ORDER BY w.path", (attempt, *wanted))
+        return [(row[0], NODES.build(row[1:cut]), FILES.build(row[cut:])) for row in rows]
+
+    def count_files(
+        self, attempt: int, *, foreign: str = "", own: str = ""
+    ) -> dict[FileState, tuple[int, int]]:
+        rows = self._db.all(_COUNT_FILES, (attempt, foreign, own))
+        return {FileState(state): (count, int(size)) for state, count, size in rows}
 
     def nodes_of_file(self, file: int) -> list[NodeRow]:
         rows = self._db.all(f"{NODES.select} WHERE file = ? ORDER BY ino", (file,))

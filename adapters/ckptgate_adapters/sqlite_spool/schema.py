@@ -98,7 +98,10 @@ CREATE TABLE attempts (
 ) STRICT;
 CREATE INDEX attempts_by_name ON attempts (run_ino, name);
 CREATE INDEX attempts_by_run ON attempts (run, name);
+CREATE INDEX attempts_by_id ON attempts (run, attempt);
 CREATE INDEX attempts_by_state ON attempts (state);
+CREATE INDEX attempts_by_name_state ON attempts (run_ino, state);
+CREATE INDEX attempts_by_run_state ON attempts (run, state);
 CREATE INDEX attempts_by_root ON attempts (root);
 CREATE TABLE rank_commits (
     attempt INTEGER NOT NULL,

@@ -89,3 +89,6 @@ class SettingsPart:
 
     def set_meta(self, key: str, value: str) -> None:
         self._db.run("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (key, value))
+
+    def drop_meta(self, key: str) -> None:
+        self._db.run("DELETE FROM meta WHERE key = ?", (key,))

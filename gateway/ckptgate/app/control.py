@@ -10,7 +10,7 @@ from ckptgate.engine.status import status
 from ckptgate.errors import MissingError, RefusedError, UsageError
 from ckptgate.model.states import AttemptState
 from ckptgate.ports.explicit import record_explicit_commit
-from ckptgate.ports.spool import AttemptRow
+from ckptgate.ports.spool import AttemptRow, PendingKind
 from ckptgate_adapters.channels import DatagramWaker
 
 __all__ = ["Control"]
@@ -54,15 +54,31 @@ class Control:
 
     def left(self) -> list[dict[str, Any]]:
         """Work that isn't finished: attempts, and plain names not yet in the store."""
-        report = self.report()
-        rows = [row for row in report["attempts"] if row["state"] in _UNDECIDED]
-        if report["queue"]["plain_ops"] or report["queue"]["pending_whole"]:
+        if not self._has_attempts() and not self._has_plain_work():
+            return []
+        rows = [row for row in self.report()["attempts"] if row["state"] in _UNDECIDED]
+        if self._has_plain_work():
             rows.append({"name": "plain files", "state": "pending", "missing": []})
         return rows
 
+    def is_left(self) -> bool:
+        """Whether `left` would name anything; cheap."""
+        return self._has_attempts() or self._has_plain_work()
+
     def is_decidable(self) -> bool:
         """Whether waiting can still help: something is sealed, or plain work is left."""
-        return any(row["state"] != AttemptState.OPEN for row in self.left())
+        return self._has_plain_work() or bool(
+            self._parts.spool.attempts(states=(AttemptState.SEALED,))
+        )
+
+    def _has_attempts(self) -> bool:
+        return bool(self._parts.spool.attempts(states=_UNDECIDED))
+
+    def _has_plain_work(self) -> bool:
+        spool = self._parts.spool
+        return bool(spool.plain_ops()) or any(
+            row.kind is PendingKind.WHOLE for row in spool.pending()
+        )
 
     def _status(self, _request: dict[str, Any]) -> Any:
         config = self._parts.config

@@ -19,6 +19,7 @@ from ckptgate.app.build import build_parts, build_vfs
 from ckptgate.app.config import Config
 from ckptgate.app.supervisor import SESSION_FILE
 from ckptgate.errors import FullError
+from ckptgate.vfs.vfs import Vfs
 from ckptgate_adapters.channels import MOUNT_SOCKET, DatagramReceiver
 from ckptgate_adapters.fuse.server import FuseServer
 from ckptgate_adapters.fuse.session import FuseSession
@@ -66,7 +67,7 @@ def run_mount(config: Config, device: int, ready_fd: int) -> int:
     server = FuseServer(fs, session, passthrough=config.passthrough)
     invalidations.server = server
     receiver = DatagramReceiver(config.spool, MOUNT_SOCKET)
-    threading.Thread(target=_receive, args=(receiver, server), daemon=True).start()
+    threading.Thread(target=_receive, args=(receiver, server, fs), daemon=True).start()
 
     def on_term(number: int, frame: object) -> None:
         del number, frame
@@ -95,11 +96,15 @@ def _raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _receive(receiver: DatagramReceiver, server: FuseServer) -> None:
+def _receive(receiver: DatagramReceiver, server: FuseServer, fs: Vfs) -> None:
     """Pass the publisher's invalidations on to the kernel."""
     while (data := receiver.wait(None)) is not None:
         message = json.loads(data)
         if "node" in message:
             server.invalidate_node(int(message["node"]))
+            try:
+                fs.node_replaced(int(message["node"]))
+            except Exception:  # noqa: BLE001 - the thread's outermost edge
+                _log.exception("replaced-node-kept node=%s", message["node"])
         else:
             server.invalidate_name(int(message["parent"]), str(message["name"]))

@@ -60,7 +60,7 @@ def run_publisher(config: Config) -> int:
 def _drain(parts: Parts, publisher: Publisher, control: Control) -> None:
     """Step until nothing is left, nothing moves any more, or the time is up; write what is left."""
     deadline = time.monotonic() + control.drain_timeout_s
-    while control.left() and time.monotonic() < deadline:
+    while control.is_left() and time.monotonic() < deadline:
         if not publisher.step() and not control.is_decidable():
             break
         time.sleep(_DRAIN_STEP_S)

@@ -157,7 +157,8 @@ class Supervisor:
                 # Nobody serves it any more: while the device is open, a look at it waits for ever.
                 os.close(device)
                 with contextlib.suppress(OSError):
-                    if os.path.ismount(config.mountpoint) or _is_dead_mount(config.mountpoint):
+                    # Never by stat(2): nobody may be there any more to answer it.
+                    if _is_dead_mount(config.mountpoint):
                         unmount(config.mountpoint, lazy=True)
 
     def _write_config(self) -> None:

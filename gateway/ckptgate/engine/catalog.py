@@ -206,6 +206,10 @@ class StoreCatalog:
         """See `Fetcher.is_fetched`."""
         return self._fetcher.is_fetched(file, offset, length)
 
+    def is_local(self, file: int) -> bool:
+        """See `Fetcher.is_local`."""
+        return self._fetcher.is_local(file)
+
     # Plain names
 
     def plain_stat(self, path: str) -> PlainEntry | None:

@@ -18,6 +18,7 @@ from typing import Final, TypeAlias
 
 from ckptgate.engine.judge import Judge, Verdict
 from ckptgate.engine.node import Node
+from ckptgate.engine.owed import Owed
 from ckptgate.engine.patience import Patience
 from ckptgate.engine.seals import Sealer
 from ckptgate.engine.votes import Voter
@@ -36,7 +37,7 @@ from ckptgate.model.documents import (
 from ckptgate.model.entries import Abort, Close, Commit, Entry, LogRecord, Seal
 from ckptgate.model.layout import intent_key, log_key, manifest_key
 from ckptgate.model.rules import AttemptPhase, AttemptView, RunState
-from ckptgate.model.states import AttemptState, FileState
+from ckptgate.model.states import AttemptState
 from ckptgate.ports.spool import AttemptRow
 
 __all__ = ["Decider"]
@@ -82,6 +83,7 @@ class Decider:
         self._voter = voter
         self._judge = judge
         self._sealer = sealer
+        self._owed = Owed(node, voter=voter, judge=judge)
         self._clock = node.clock
         self._events = node.events
         self._invalidations = node.invalidations
@@ -216,7 +218,7 @@ class Decider:
         progress = frozenset((member, vote.n) for member, vote in votes.items())
         self._patience.looked(case.key, len(members), progress)
         if verdict.missing:
-            return self._wait_or_abort(case, verdict)
+            return self._wait_or_abort(case, (verdict, votes, members))
         if case.view.state is AttemptPhase.SEALED:
             self._append_close(case)
             # Read again: a member or a vote may have come before the CLOSE.
@@ -257,12 +259,13 @@ class Decider:
                 return read
         return self._assess(case, found, votes)
 
-    def _wait_or_abort(self, case: _Case, verdict: Verdict) -> bool:
-        own = self._voter.owes(case.row) if case.row and not case.row.is_voted else []
-        lines = [*own, *(str(item) for item in verdict.missing)]
+    def _wait_or_abort(self, case: _Case, read: _Read) -> bool:
+        verdict, votes, members = read
+        event = self._seal_of(case).event
+        lines = self._owed.lines(case.row, event, verdict, members, votes)
         self._show_missing(case.row, lines)
         limit_s = self._settings.commit_deadline_s
-        if case.row is not None and self._is_own_work_left(case.row):
+        if case.row is not None and self._owed.is_own_work_left(case.row):
             limit_s *= OWN_WORK_FACTOR
         if self._patience.stalled_s(case.key) < limit_s:
             return False
@@ -270,19 +273,6 @@ class Decider:
         self._append_abort(case.run, case.view.attempt, reason, _limited(lines))
         self._patience.forget(case.key)
         return True
-
-    def _is_own_work_left(self, row: AttemptRow) -> bool:
-        """Whether what this member owes is only for the gateway itself to do."""
-        if row.is_voted:
-            return False
-        files = [file for _, _, file in self._spool.files_of_attempt(row.id)]
-        waiting = [file for file in files if file.state is not FileState.STORED]
-        handles = self._spool.handles_of_attempt(row.id)
-        return (
-            bool(waiting)
-            and all(handle.is_closed for handle in handles)
-            and all(f.state is not FileState.OPEN and not f.evidence.problem for f in waiting)
-        )
 
     def _show_missing(self, row: AttemptRow | None, lines: list[str]) -> None:
         if row is None or tuple(lines) == row.missing:

@@ -2,13 +2,15 @@
 
 It owns the rule that nothing unverified is served: a chunk counts as being here only after its
 BLAKE3 was compared with the manifest's and the spool file was written to disk. A local copy that
-was changed or deleted counts as not being here.
+was changed or deleted counts as not being here, and is let go: what is fetched goes into a new
+file, never into one that readers have open or that the store shares.
 
 Thread rule: any thread. Threads that want chunks of one file do the work once, one after the other.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -30,7 +32,7 @@ from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.spool import AttemptRow, FileRow, LocalBytes, NodeRow, Spool
 from ckptgate.ports.store import Store
 
-__all__ = ["Fetcher"]
+__all__ = ["Fetcher", "drop_copy"]
 
 _log = logging.getLogger(__name__)
 
@@ -74,6 +76,22 @@ class Fetcher:
         if row.size == 0 or not row.have or not os.path.exists(self._spool.data_path(file)):
             return False
         return all(row.have[index] for index in _chunk_range(row.size, offset, length))
+
+    def is_local(self, file: int) -> bool:
+        """Whether all bytes are here, as they were verified; never blocks on the store.
+
+        A copy that was changed since is let go, so that the next fetch begins a new file.
+
+        Raises:
+            MissingError: there is no such file.
+        """
+        row = self._file(file)
+        if row.local is not LocalBytes.FULL:
+            return False
+        if not self._was_changed(row):
+            return True
+        self._let_go(row)
+        return False
 
     def fetch(self, file: int, offset: int, length: int) -> None:
         """Have the chunks that cover this range in the spool file, each verified before.
@@ -125,8 +143,9 @@ class Fetcher:
             return False
         nodes = self._spool.nodes_of_file(row.file)
         # Publication gives the bytes it shares with the spool the time that the checkpoint has.
-        if row.is_linked and stat.st_size == row.size:
-            return all(stat.st_mtime_ns != node.mtime_ns for node in nodes)
+        is_touched = any(stat.st_mtime_ns == node.mtime_ns for node in nodes)
+        if row.is_linked and stat.st_size == row.size and is_touched:
+            return False
         return self._is_frozen(nodes)
 
     def _is_frozen(self, nodes: Iterable[NodeRow]) -> bool:
@@ -137,17 +156,20 @@ class Fetcher:
 
     def _reset_if_gone(self, row: FileRow) -> FileRow:
         """Forget what was here if the local copy was changed or deleted."""
-        path = self._spool.data_path(row.file)
-        is_here = os.path.exists(path)
         if row.local is LocalBytes.FULL:
-            _log.warning("local-copy-changed file=%d key=%s", row.file, row.key)
-        elif row.local is LocalBytes.NONE or is_here:
+            return self._let_go(row)
+        if row.local is LocalBytes.NONE or os.path.exists(self._spool.data_path(row.file)):
             return row
-        if is_here:
-            # A new file, not the old one overwritten: others may have that open, or the store may
-            # share its bytes.
-            os.unlink(path)
-        return self._spool.update_file(row.file, local=LocalBytes.NONE, have=b"", is_linked=False)
+        return self._let_go(row)
+
+    def _let_go(self, seen: FileRow) -> FileRow:
+        """Give up the local copy, unless somebody else just did."""
+        with self._spool.transaction():
+            row = self._file(seen.file)
+            if row != seen:
+                return row
+            _log.warning("local-copy-changed file=%d key=%s", row.file, row.key)
+            return drop_copy(self._spool, row)
 
     # Chunk digests
 
@@ -190,8 +212,7 @@ class Fetcher:
     # Bytes
 
     def _fetch_chunks(self, row: FileRow, path: str, wanted: range) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        fd = os.open(path, flags, 0o600)
+        fd = _open_own(path, is_begun=bool(row.have))
         try:
             if os.fstat(fd).st_size != row.size:
                 os.ftruncate(fd, row.size)
@@ -281,6 +302,27 @@ class Fetcher:
                 place = self._spool.place(place[0])
             return "/".join(part for part in (attempt.run, attempt.name, *parts) if part)
         return f"file {file}"
+
+
+def drop_copy(spool: Spool, row: FileRow) -> FileRow:
+    """Let go of a file's bytes in the spool; inside a transaction.
+
+    Only the name goes: the bytes may be the store's own, and readers may have them open.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(spool.data_path(row.file))
+    return spool.update_file(row.file, local=LocalBytes.NONE, have=b"", is_linked=False)
+
+
+def _open_own(path: str, *, is_begun: bool) -> int:
+    """The spool file, to be written; a new one where the store has a name for these bytes too."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    fd = os.open(path, flags, 0o600)
+    if is_begun or os.fstat(fd).st_nlink <= 1:
+        return fd
+    os.close(fd)
+    os.unlink(path)
+    return os.open(path, flags | os.O_EXCL, 0o600)
 
 
 def _chunk_range(size: int, offset: int, length: int) -> range:

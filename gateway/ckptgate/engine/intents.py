@@ -119,14 +119,14 @@ class Intents:
         try:
             self._store.create(intent_key(row.run, intent.attempt), encode(intent))
         except ExistsError:
-            self._spool.set_meta(_meta_key(row), "")
+            self._spool.drop_meta(_meta_key(row))
             return False
         return True
 
     def _record_claim(self, row: AttemptRow, attempt: str) -> AttemptRow | None:
         """Write the attempt's id into the row; None: another row of this spool has it."""
         with self._spool.transaction():
-            self._spool.set_meta(_meta_key(row), "")
+            self._spool.drop_meta(_meta_key(row))
             holder = self._spool.attempt_by_id(row.run, attempt)
             if holder is not None and holder.id != row.id:
                 return None

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from ckptgate.engine.manifests import load_manifest
@@ -118,8 +119,10 @@ class Judge:
         event: SealEvent,
         members: Mapping[str, Member],
         votes: Mapping[str, Vote],
+        *,
+        waiting: Mapping[str, int] = MappingProxyType({}),
     ) -> Verdict:
-        """The verdict on these votes.
+        """The verdict on these votes; *waiting* as in `closure`.
 
         Raises:
             TransientStoreError: the store did not answer.
@@ -138,6 +141,7 @@ class Judge:
             expected=known.expected,
             previous_paths=previous,
             base=base,
+            waiting=waiting,
         )
         if known.problem is not None:
             missing = (*missing, known.problem)

@@ -35,7 +35,9 @@ from ckptgate.model.documents import (
 from ckptgate.model.entries import Entry, Fence
 from ckptgate.model.jobkey import JobKey
 from ckptgate.model.layout import (
+    data_key,
     format_key,
+    full_key,
     member_key,
     names_key,
 )
@@ -206,6 +208,12 @@ class Membership:
     def is_imported(self, attempt: AttemptRow, file: FileRow) -> bool:
         """Whether another member of *attempt* staged this file: it isn't in our vote."""
         return is_foreign_key(attempt.run, attempt.attempt, self._member, file.key)
+
+    def data_prefixes(self, attempt: AttemptRow) -> tuple[str, str]:
+        """How keys of the attempt's files begin: anybody's, and this member's own."""
+        parts = ((attempt.attempt, member, "") for member in ("", self._member))
+        anybody, own = (full_key(attempt.run, data_key(*part)) + "/" for part in parts)
+        return anybody, own
 
     def check_late(self, attempt: AttemptRow) -> AttemptRow:
         """Abort the row, with an event, if its attempt was committed without this member's files.

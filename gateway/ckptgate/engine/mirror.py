@@ -254,7 +254,8 @@ class Mirror:
             if file is not None and self._spool.file(file.file) != file:
                 # Written again meanwhile: the next version follows.
                 return False
-            if self._spool.child(pending.parent, pending.name) is not None:
+            old = self._spool.child(pending.parent, pending.name)
+            if old is not None:
                 self._spool.unlink(pending.parent, pending.name)
             if pending.ino is not None and file is not None:
                 self._spool.link(pending.parent, pending.name, pending.ino)
@@ -265,6 +266,10 @@ class Mirror:
                 self._put[pending.ino] = (file.size, file.mtime_ns)
             self._spool.drop_pending(pending.id)
         self._invalidations.name(pending.parent, pending.name)
+        if old is not None and old.ino != pending.ino:
+            # Only the mount knows when nobody reads it any more.
+            self._put.pop(old.ino, None)
+            self._invalidations.node(old.ino)
         _log.info("whole-file path=%s", path)
         return True
 

@@ -48,6 +48,8 @@ _log = logging.getLogger(__name__)
 
 POINTER_ROUNDS_MAX: Final = 8
 """How often one pass follows pointers that move under its hands."""
+REMOVAL_KEPT_S: Final = 60.0
+"""How long a pointer that was removed stays so after the log gave it another value."""
 
 _UNDECIDED: Final = (AttemptState.OPEN, AttemptState.SEALED)
 
@@ -65,7 +67,9 @@ class Publication:
         self._voter = voter
         self._events = node.events
         self._invalidations = node.invalidations
+        self._clock = node.clock
         self._done_to: dict[str, int] = {}
+        self._moved_at: dict[int, float] = {}
 
     def step(self, run: str) -> bool:
         """One pass over a run whose log was refreshed; True if anything was done.
@@ -245,11 +249,33 @@ class Publication:
     def _settle_pending(self, log: RunLog) -> bool:
         """Pending pointers that came true, and those to a checkpoint that is committed already."""
         did = False
-        for run_ino in {row.run_ino for row in self._spool.attempts(run=log.run)}:
-            for pending in self._spool.pending(parent=run_ino):
-                if pending.kind is PendingKind.POINTER and pending.ino is not None:
-                    did = self._settle_pointer(log, pending) or did
+        for pending in self._spool.pending():
+            parent = self._spool.node(pending.parent)
+            if pending.kind is not PendingKind.POINTER or parent is None:
+                continue
+            if parent.plain_path != log.run:
+                continue
+            if pending.ino is None:
+                did = self._end_removal(log, pending) or did
+            else:
+                did = self._settle_pointer(log, pending) or did
         return did
+
+    def _end_removal(self, log: RunLog, pending: PendingRow) -> bool:
+        """A removed pointer comes back to its incarnation once it has long had another value.
+
+        Not at once: who removes a pointer usually makes it again, and must not find it there.
+        """
+        folded = log.look(lambda state: state.pointers.get(pending.name))
+        if folded is not None and folded.value.target == pending.target:
+            return False
+        since = self._moved_at.setdefault(pending.id, self._clock.monotonic())
+        if self._clock.monotonic() - since < REMOVAL_KEPT_S:
+            return False
+        self._moved_at.pop(pending.id)
+        self._spool.drop_pending(pending.id)
+        self._invalidations.name(pending.parent, pending.name)
+        return True
 
     def _settle_pointer(self, log: RunLog, pending: PendingRow) -> bool:
         node = self._spool.node(pending.ino) if pending.ino is not None else None

@@ -24,6 +24,7 @@ from ckptgate.engine.digest import (
     has_hole,
     is_unchanged,
 )
+from ckptgate.engine.fetch import drop_copy
 from ckptgate.engine.jobs import Backoff, Cancelled, Jobs
 from ckptgate.engine.node import Node
 from ckptgate.errors import CkptError
@@ -102,11 +103,11 @@ class Stager:
     def _lose_digest(self, attempt: AttemptRow, path: str, file: FileRow) -> bool:
         with self._spool.transaction():
             row, now = self._spool.file(file.file), self._spool.attempt(attempt.id)
-            if row != file or now is None or now.state not in _UNDECIDED:
+            if row is None or row != file or now is None or now.state not in _UNDECIDED:
                 return False
             if now.is_voted:
                 # The store has what was voted for; these bytes here are something else.
-                self._spool.update_file(file.file, local=LocalBytes.NONE)
+                drop_copy(self._spool, row)
             else:
                 self._spool.update_file(file.file, state=FileState.QUIET)
         kind = "changed-after-vote" if now.is_voted else "changed-after-digest"
@@ -115,9 +116,8 @@ class Stager:
 
     def _quiet_files(self) -> Iterator[tuple[str, FileRow]]:
         for attempt in self._spool.attempts(states=_UNDECIDED):
-            for path, _, file in self._spool.files_of_attempt(attempt.id):
-                if file.state is FileState.QUIET:
-                    yield path, file
+            quiet = self._spool.files_of_attempt(attempt.id, states=(FileState.QUIET,))
+            yield from ((path, file) for path, _, file in quiet)
         for pending in self._spool.pending():
             if pending.kind is PendingKind.WHOLE and pending.ino is not None:
                 node = self._spool.node(pending.ino)

@@ -15,7 +15,7 @@ from ckptgate.engine.membership import Membership
 from ckptgate.engine.runlog import RunLog, RunLogs
 from ckptgate.model.rules import RunState
 from ckptgate.model.states import AttemptState, FileState
-from ckptgate.ports.spool import AttemptRow, FileRow, PendingKind, Spool
+from ckptgate.ports.spool import AttemptRow, PendingKind, Spool
 
 __all__ = ["AttemptStatus", "QueueStatus", "RunStatus", "StatusReport", "status"]
 
@@ -135,7 +135,8 @@ def status(
     shown = [row for row in rows if row.state in _UNDECIDED]
     finished = [row for row in rows if row.state not in _UNDECIDED and row.job_key]
     listed = sorted([*finished[-FINISHED_MAX:], *shown], key=lambda row: row.id)
-    pending = Counter(row.kind for row in spool.pending())
+    # What was removed waits for nothing.
+    pending = Counter(row.kind for row in spool.pending() if row.ino is not None)
     return StatusReport(
         attempts=tuple(_attempt(spool, row, membership) for row in listed),
         runs=tuple(_run(log) for log in sorted(logs.known(), key=lambda log: log.run)),
@@ -151,11 +152,10 @@ def status(
 
 
 def _attempt(spool: Spool, row: AttemptRow, membership: Membership | None) -> AttemptStatus:
-    def is_ours(file: FileRow) -> bool:
-        return membership is None or not row.attempt or not membership.is_imported(row, file)
-
-    files = [(node, file) for _, node, file in spool.files_of_attempt(row.id) if is_ours(file)]
-    counts = Counter(file.state for _, file in files)
+    foreign, own = "", ""
+    if membership is not None and row.attempt:
+        foreign, own = membership.data_prefixes(row)
+    counts = spool.count_files(row.id, foreign=foreign, own=own)
     writers = {h.pid for h in spool.handles_of_attempt(row.id) if not h.is_closed}
     return AttemptStatus(
         run=row.run,
@@ -168,9 +168,9 @@ def _attempt(spool: Spool, row: AttemptRow, membership: Membership | None) -> At
         format_name=row.format_name,
         is_joined=row.is_joined,
         is_voted=row.is_voted,
-        files={str(state): counts[state] for state in FileState},
-        size_bytes=sum(max(node.size, file.size) for node, file in files),
-        stored_bytes=sum(file.size for _, file in files if file.state is FileState.STORED),
+        files={str(state): counts.get(state, (0, 0))[0] for state in FileState},
+        size_bytes=sum(size for _, size in counts.values()),
+        stored_bytes=counts.get(FileState.STORED, (0, 0))[1],
         writers=tuple(sorted(writers)),
         missing=row.missing,
         reason=row.reason,

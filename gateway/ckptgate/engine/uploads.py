@@ -63,10 +63,11 @@ class Uploader:
         return did
 
     def _start(self, attempt: AttemptRow) -> None:
-        for path, _, file in self._spool.files_of_attempt(attempt.id):
+        digested = self._spool.files_of_attempt(attempt.id, states=(FileState.DIGESTED,))
+        for path, _, file in digested:
             if self._jobs.is_full():
                 return
-            if file.state is not FileState.DIGESTED or file.local is not LocalBytes.FULL:
+            if file.local is not LocalBytes.FULL:
                 continue
             if self._jobs.has(file.file) or not self._backoff.is_due(file.file):
                 continue

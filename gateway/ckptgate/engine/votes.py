@@ -56,6 +56,7 @@ SLOTS_MAX: Final = 1000
 """Votes of ours from before a crash that may stand in the way of the next one."""
 
 _UNDECIDED: Final = (AttemptState.OPEN, AttemptState.SEALED)
+_NOT_STORED: Final = frozenset(FileState) - {FileState.STORED}
 
 
 def is_shared_job(job_key: str) -> bool:
@@ -133,8 +134,7 @@ class Voter:
         """What this member still has to do before its final vote, one line each."""
         lines = [
             f"{path}: {_why_not_stored(file)}"
-            for path, _, file in self._spool.files_of_attempt(attempt.id)
-            if file.state is not FileState.STORED
+            for path, _, file in self._spool.files_of_attempt(attempt.id, states=_NOT_STORED)
         ]
         handles = self._spool.handles_of_attempt(attempt.id)
         writers = sorted({handle.pid for handle in handles if not handle.is_closed})
@@ -269,8 +269,10 @@ class Voter:
             return False
         if any(not handle.is_closed for handle in self._spool.handles_of_attempt(row.id)):
             return False
+        if self._spool.files_of_attempt(row.id, states=_NOT_STORED):
+            return False
         for _, node, file in self._spool.files_of_attempt(row.id):
-            if file.state is not FileState.STORED or not file.key:
+            if not file.key:
                 return False
             if file.local is not LocalBytes.FULL or is_base_file(self._spool, node):
                 continue

@@ -1,8 +1,9 @@
 """Which container a file is, and whether it proves itself.
 
 Owns the rule what counts as proof that a file was written to its end: its structure accounts for
-the file's size exactly. Content decides, the name is a hint: a name that promises a container and
-does not hold one is a problem; a name that promises nothing never is. Contents of tensors are not
+the file's size exactly. Content decides, the name is a hint: a name that promises a container (not
+`.pt` and its like, which hold anybody's bytes) and does not hold one is a problem; a name that
+promises nothing never is. Contents of tensors are not
 looked at. Hostile bytes give a problem text, never an exception. No state; any thread.
 """
 
@@ -45,8 +46,6 @@ _CLAIMS: Final = (
     (".pkl", "pickle"),
     (".pickle", "pickle"),
 )
-_AMBIGUOUS_SUFFIXES: Final = (".bin", ".ckpt")
-"""Names of any program's own bytes, too: only what begins as a container claims to be one."""
 # What a name of the claim may hold and still be what its readers take.
 _ACCEPTED: Final = {
     "torch-zip": frozenset({"torch-zip", "torch-legacy", "pickle", "safetensors", "npz", "npy"}),
@@ -101,7 +100,8 @@ def _claim(path: str) -> str:
 
 
 def _nothing(path: str, claim: str) -> Container:
-    if not claim or path.lower().endswith(_AMBIGUOUS_SUFFIXES):
+    # Any program's own bytes have such names, too: only what begins as a container claims to be one.
+    if not claim or path.lower().endswith(_TORCH_SUFFIXES):
         return Container()
     return Container(claim, False, f"named as {claim}, byte 0 starts no such thing")
 

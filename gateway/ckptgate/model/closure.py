@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from ckptgate.model.documents import EntryType, FileEntry, Member, Vote
@@ -82,6 +83,7 @@ def closure(
     expected: ExpectedSet | None,
     previous_paths: frozenset[str] | None,
     base: Sequence[FileEntry] = (),
+    waiting: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[Missing, ...]:
     """What is missing to a whole checkpoint; empty if it is whole.
 
@@ -92,23 +94,26 @@ def closure(
         expected: what the format says, None for content of no known format.
         previous_paths: paths of the run's previous committed checkpoint, None if there is none.
         base: entries of the checkpoint that the votes are a revision of.
+        waiting: path -> rank (-1 unknown) of files that a vote which isn't final doesn't have yet,
+            but will: they are not missing.
     """
     merged, conflicts = merge(votes, base)
     files = [voted for voted in merged if voted.entry.type is EntryType.FILE]
     who = _Owners(members)
     missing = [*_unfinished_votes(members, votes, who), *conflicts]
-    if not files:
+    if not files and not waiting:
         missing.append(Missing("a file: the checkpoint has none", who.all()))
     is_explicit = event is SealEvent.EXPLICIT and all_ranks_committed(votes)
     missing += _damaged(files, who, accept_torn=is_explicit)
     if expected is not None:
-        missing += _uncovered(expected, files, who)
-        missing += _absent_ranks(event, expected, members, votes)
+        missing += _uncovered(expected, files, who, waiting)
+        missing += _absent_ranks(event, expected, members, votes, waiting)
     elif event is SealEvent.EXPLICIT:
         missing += _uncommitted(votes, who)
     elif event is SealEvent.QUIESCENCE:
         missing += _unproved(files, who)
-        missing += _unlike_previous([voted.entry.path for voted in merged], previous_paths, who)
+        paths = [*(voted.entry.path for voted in merged), *waiting]
+        missing += _unlike_previous(paths, previous_paths, who)
     return tuple(missing)
 
 
@@ -127,11 +132,10 @@ class _Owners:
 
     def file(self, voted: Voted) -> str:
         rank = voted.entry.evidence.rank
-        if rank < 0:
-            return self.member(voted.member)
         found = self._members.get(voted.member)
-        host = f" on {found.host}" if found else ""
-        return f"rank {rank}, {voted.member}{host}"
+        place = voted.member + (f" on {found.host}" if found else "")
+        # The ranks that a member knew at its joining say nothing of who wrote this file.
+        return place if rank < 0 else f"rank {rank}, {place}"
 
     def all(self) -> str:
         return "; ".join(self.member(member) for member in sorted(self._members)) or "all writers"
@@ -160,13 +164,16 @@ def _damaged(files: Iterable[Voted], who: _Owners, *, accept_torn: bool) -> Iter
             yield Missing(f"the rest of {path!r}: its writer died with it open", who.file(voted))
 
 
-def _uncovered(expected: ExpectedSet, files: Iterable[Voted], who: _Owners) -> Iterator[Missing]:
+def _uncovered(
+    expected: ExpectedSet, files: Iterable[Voted], who: _Owners, waiting: Collection[str]
+) -> Iterator[Missing]:
     present = {voted.entry.path: voted for voted in files}
     by = f"a writer that is not known; {expected.source or expected.format_name} names the file"
     for path, size in sorted(expected.files.items()):
         voted = present.get(path)
         if voted is None:
-            yield Missing(f"file {path!r}", by)
+            if path not in waiting:
+                yield Missing(f"file {path!r}", by)
         elif voted.entry.size < size:
             what = f"the rest of {path!r}: {voted.entry.size} of at least {size} bytes"
             yield Missing(what, who.file(voted))
@@ -177,6 +184,7 @@ def _absent_ranks(
     expected: ExpectedSet,
     members: Mapping[str, Member],
     votes: Mapping[str, Vote],
+    waiting: Mapping[str, int],
 ) -> Iterator[Missing]:
     """Ranks that neither wrote nor committed, where every one has to."""
     if not expected.every_rank:
@@ -193,6 +201,7 @@ def _absent_ranks(
             yield Missing("the world size: every rank writes in this format", "the job")
         return
     wrote = {entry.evidence.rank for vote in votes.values() for entry in vote.entries}
+    wrote.update(waiting.values())
     for rank in range(world_size):
         if rank not in wrote and rank not in committed:
             yield Missing(f"files of rank {rank} of {world_size}", f"rank {rank}")

@@ -92,6 +92,14 @@ class Catalog(Protocol):
         """Whether `fetch` has nothing to do; never blocks on the store."""
         ...
 
+    def is_local(self, file: int) -> bool:
+        """Whether all bytes are in the spool file, unchanged since they were verified.
+
+        A copy that was changed is let go: its spool file loses its name, and `fetch` makes a new
+        one. Never blocks on the store.
+        """
+        ...
+
     def plain_stat(self, path: str) -> PlainEntry | None:
         """A plain name in the store, None if there is none (fresh)."""
         ...

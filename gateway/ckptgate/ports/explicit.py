@@ -7,10 +7,12 @@ attempt is sealed here. Any thread of any process that has the spool open; one t
 
 from __future__ import annotations
 
+import errno
 from typing import Final
 
 from ckptgate.errors import MissingError, RefusedError, UsageError
 from ckptgate.model.entries import SealEvent
+from ckptgate.model.jobkey import JobKey
 from ckptgate.model.states import AttemptState
 from ckptgate.ports.spool import AttemptRow, Spool
 
@@ -33,6 +35,8 @@ def record_explicit_commit(
 ) -> AttemptRow:
     """Record that a rank, or all ranks, committed the attempt explicitly; repeating is harmless.
 
+    Also after the decision: what was recorded before it came true then.
+
     Args:
         spool: where the attempt is.
         attempt_id: its row.
@@ -47,7 +51,8 @@ def record_explicit_commit(
     Raises:
         UsageError: no rank, an impossible one, or a world size that contradicts an earlier one.
         MissingError: there is no such attempt.
-        RefusedError: it is decided already.
+        RefusedError: it is decided already, and not as this says; or the commit would seal a
+            checkpoint without a file, and nobody else can add one.
     """
     _check_ranks(rank, world_size, is_all=is_all)
     with spool.transaction():
@@ -56,6 +61,8 @@ def record_explicit_commit(
             msg = f"no attempt with row {attempt_id} in this spool"
             raise MissingError(msg, subject=str(attempt_id), hint="ckptgate status")
         if row.state not in _UNDECIDED:
+            if _is_repeated(spool, row, rank, world_size, is_all=is_all):
+                return row
             msg = f"attempt {row.attempt or row.name!r} is {row.state}: it can't be committed again"
             raise RefusedError(msg, subject=row.name, hint="ckptgate status")
         changes: dict[str, object] = {}
@@ -73,6 +80,7 @@ def record_explicit_commit(
         if is_all:
             changes["committed_all"] = True
         if is_all or _is_whole_world(spool.rank_commits(row.id), known):
+            _check_content(spool, row)
             changes.update(_seal(row, now_ns))
         return spool.update_attempt(row.id, **changes) if changes else row
 
@@ -87,6 +95,28 @@ def _check_ranks(rank: int | None, world_size: int | None, *, is_all: bool) -> N
     if rank is not None and not 0 <= rank < (world_size or RANKS_MAX):
         msg = f"rank {rank} is not between 0 and {(world_size or RANKS_MAX) - 1}"
         raise UsageError(msg, subject=str(rank))
+
+
+def _is_repeated(
+    spool: Spool, row: AttemptRow, rank: int | None, world_size: int | None, *, is_all: bool
+) -> bool:
+    """Whether a committed attempt has just this commit among those that it came from."""
+    if row.state is not AttemptState.COMMITTED or (is_all and not row.committed_all):
+        return False
+    is_same_world = None in {world_size, row.world_size} or world_size == row.world_size
+    return is_same_world and (rank is None or rank in spool.rank_commits(row.id))
+
+
+def _check_content(spool: Spool, row: AttemptRow) -> None:
+    """Refuse to seal nothing: a file can still be added, after the seal it can't.
+
+    Members on other nodes may have files of a shared job.
+    """
+    if JobKey.parse(row.job_key).is_shared or spool.files_of_attempt(row.id):
+        return
+    msg = f"{row.name!r} has no file: there is nothing to commit"
+    hint = "write its files, then commit"
+    raise RefusedError(msg, subject=row.name, hint=hint, errno_value=errno.EINVAL)
 
 
 def _is_whole_world(ranks: tuple[int, ...], world_size: int | None) -> bool:

@@ -15,9 +15,16 @@ _NO_CLONE = {errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.EN
 
 
 def make_file(path: str) -> int:
-    """Make the (empty) spool file *path*, replacing one that a crash left; returns it opened."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK
-    return os.open(path, flags, 0o600)
+    """Make the (empty) spool file *path*, replacing one that a crash left; returns it opened.
+
+    It is never emptied in place: the store may have a name for those bytes.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        return os.open(path, flags, 0o600)
+    except FileExistsError:
+        os.unlink(path)
+        return os.open(path, flags, 0o600)
 
 
 def copy_file(source: str, target: str) -> None:

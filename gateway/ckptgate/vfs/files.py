@@ -25,7 +25,7 @@ from ckptgate.vfs.context import Context, OpenFile, Who
 from ckptgate.vfs.interface import Caller, Entry, Opened
 from ckptgate.vfs.writing import file_of, is_frozen, pending_kind, prepare_write
 
-__all__ = ["create", "new_node", "open_file", "read_plain", "reopen", "reopen_all"]
+__all__ = ["create", "ensure", "new_node", "open_file", "read_plain", "reopen", "reopen_all"]
 
 _log = logging.getLogger(__name__)
 
@@ -145,7 +145,8 @@ def _open_to_read(ctx: Context, caller: Caller, node: NodeRow) -> Opened:
     except BaseException:
         os.close(fd)
         raise
-    keep = is_decided(ctx, node)
+    # Pages of a copy that was let go may be those that somebody changed.
+    keep = is_decided(ctx, node) and (is_complete or file.local is not LocalBytes.FULL)
     return Opened(fh=opened.fh, fd=fd, is_complete=is_complete, keep_cache=keep)
 
 
@@ -156,7 +157,7 @@ def _read_descriptor(ctx: Context, node: NodeRow, file: FileRow) -> tuple[int, b
     for writing at once.
     """
     path = ctx.spool.data_path(file.file)
-    if file.local is LocalBytes.FULL:
+    if file.local is LocalBytes.FULL and ctx.catalog.is_local(file.file):
         flags = _READ_FLAGS if is_frozen(ctx, node, file) else _WRITE_FLAGS
         return os.open(path, flags), True
     return os.open(path, _READ_FLAGS | os.O_CREAT, 0o600), node.size == 0
@@ -235,6 +236,24 @@ def reopen_all(ctx: Context) -> None:
             reopen(ctx, row.fh)
         except OSError as exc:
             _log.warning("handle-lost fh=%d ino=%d reason=%s", row.fh, row.ino, exc.strerror)
+
+
+def ensure(ctx: Context, caller: Caller, fh: int, offset: int, length: int) -> None:
+    """Have this range verified in the file that the handle's descriptor is of."""
+    handle = ctx.memory.files.get(fh)
+    if handle is None or handle.file is None or handle.fd < 0:
+        return
+    if not ctx.catalog.is_fetched(handle.file, offset, length):
+        ctx.need_block(caller)
+        ctx.catalog.fetch(handle.file, offset, length)
+    # A spool file that was changed or deleted was replaced by a new one.
+    path = ctx.spool.data_path(handle.file)
+    if not os.path.samestat(os.fstat(handle.fd), os.stat(path)):
+        fd = os.open(path, _READ_FLAGS)
+        try:
+            os.dup2(fd, handle.fd, inheritable=False)
+        finally:
+            os.close(fd)
 
 
 def read_plain(ctx: Context, caller: Caller, fh: int, offset: int, length: int) -> bytes:

@@ -16,7 +16,7 @@ from ckptgate.vfs.attributes import is_decided, local_stat
 from ckptgate.vfs.context import Context, OpenFile
 from ckptgate.vfs.interface import Caller
 from ckptgate.vfs.liveness import mark_torn
-from ckptgate.vfs.lookup import drop_if_unused
+from ckptgate.vfs.unused import drop_if_unused
 
 __all__ = ["flush", "quiet_file", "release"]
 

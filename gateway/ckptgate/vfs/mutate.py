@@ -53,10 +53,11 @@ def unlink_outer(ctx: Context, caller: Caller, parent: NodeRow, name: str, found
     """Remove a name outside of checkpoints; inside a change."""
     who = ctx.who(caller)
     view = pending.last_view(ctx, parent.plain_path or "")
-    is_logged = view is not None and name in view.pointers
-    if is_logged:
+    logged = view.pointers.get(name) if view is not None else None
+    if logged is not None:
         # Others go on seeing what the log says.
-        pending.put(ctx, who, parent, name, None, PendingKind.POINTER)
+        target = logged.target
+        pending.put(ctx, who, parent, name, None, PendingKind.POINTER, target=target)
     elif found.what is What.PENDING and ctx.spool.child(parent.ino, name) is None:
         pending.drop_own(ctx, who, parent, name)
         if names.is_whole(ctx, parent, name):

@@ -20,7 +20,7 @@ from ckptgate.ports.spool import (
 )
 from ckptgate.vfs import names, plain, pointers
 from ckptgate.vfs.context import Context, Who
-from ckptgate.vfs.lookup import drop_if_unused
+from ckptgate.vfs.unused import drop_if_unused
 
 __all__ = [
     "decide",
@@ -157,7 +157,10 @@ def decide(
 
 def place_plain(ctx: Context, parent: NodeRow, name: str, node: NodeRow) -> None:
     """Make *node* what everybody sees under a plain name; what was there becomes nameless."""
+    old = ctx.spool.child(parent.ino, name)
     _place(ctx.spool, parent.ino, name, node.ino, names.plain_path(parent, name))
+    if old is not None and old.ino != node.ino:
+        drop_if_unused(ctx, old.ino, is_forgotten=False)
     ctx.invalidate(parent.ino, name)
 
 

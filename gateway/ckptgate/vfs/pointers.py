@@ -13,8 +13,10 @@ from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.catalog import RunView
 from ckptgate.ports.spool import NodeKind, NodeRow, PendingKind, PendingRow
 from ckptgate.vfs import names
+from ckptgate.vfs.bytes import make_file
 from ckptgate.vfs.context import Context, Who
 from ckptgate.vfs.interface import Caller
+from ckptgate.vfs.unused import drop_if_unused
 
 __all__ = [
     "TEXT_BYTES_MAX",
@@ -76,10 +78,13 @@ def is_settled(ctx: Context, parent: NodeRow, row: PendingRow, view: RunView) ->
     if ctx.memory.opens.get(node.ino):
         return False
     with ctx.change():
-        if ctx.spool.child(parent.ino, row.name) is not None:
+        old = ctx.spool.child(parent.ino, row.name)
+        if old is not None:
             ctx.spool.unlink(parent.ino, row.name)
         ctx.spool.drop_pending(row.id)
         ctx.spool.link(parent.ino, row.name, node.ino)
+        if old is not None:
+            drop_if_unused(ctx, old.ino, is_forgotten=False)
         ctx.spool.update_node(node.ino, plain_path=None, **_shown(node, value))
     return True
 
@@ -147,6 +152,7 @@ def pointer_node(ctx: Context, parent: NodeRow, value: PointerValue) -> NodeRow:
             return child
         if child is not None:
             ctx.spool.unlink(parent.ino, value.pointer)
+            drop_if_unused(ctx, child.ino, is_forgotten=False)
         now = ctx.clock.now_ns()
         file = None if is_link else _write(ctx, value.content)
         node = ctx.spool.add_node(
@@ -181,8 +187,7 @@ def _stands_for(child: NodeRow | None, kind: NodeKind, content: str) -> bool:
 def _write(ctx: Context, content: str) -> int:
     """A file with that text, which never changes."""
     file = ctx.spool.add_file(state=FileState.STORED).file
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    fd = os.open(ctx.spool.data_path(file), flags, 0o600)
+    fd = make_file(ctx.spool.data_path(file))
     try:
         os.write(fd, content.encode())
     finally:
@@ -196,3 +201,4 @@ def drop_pointer_node(ctx: Context, parent: NodeRow, name: str) -> None:
         child = ctx.spool.child(parent.ino, name)
         if child is not None and child.plain_path is None:
             ctx.spool.unlink(parent.ino, name)
+            drop_if_unused(ctx, child.ino, is_forgotten=False)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 
+from ckptgate.errors import MissingError
 from ckptgate.model.states import AttemptState
 from ckptgate.ports.spool import AttemptRow, NodeKind, NodeRow
 from ckptgate.vfs import visibility, waits
@@ -30,6 +31,7 @@ def writable(ctx: Context, caller: Caller, node: NodeRow) -> NodeRow:
     Raises:
         CkptError: ESTALE if its attempt takes no changes any more.
         BusyError: it is still being decided.
+        MissingError: ENOENT, the caller's incarnation removed the checkpoint.
     """
     who = ctx.who(caller)
     while (attempt := node.attempt) is not None:
@@ -43,8 +45,11 @@ def writable(ctx: Context, caller: Caller, node: NodeRow) -> NodeRow:
             continue
         if row.state is not AttemptState.COMMITTED:
             raise stale(row.name, f"its attempt is {row.state}")
-        revision = visibility.revision_of(ctx, who, row)
-        if revision is None:
+        if visibility.revision_of(ctx, who, row) is None:
+            if visibility.is_deleted(ctx, who, row):
+                # As in a removed directory that somebody still has open.
+                msg = f"checkpoint {row.name!r} was removed"
+                raise MissingError(msg, subject=row.name)
             revise(ctx, who, row)
         copy = visibility.redirect(ctx, who, node)
         if copy.ino == node.ino:
@@ -69,9 +74,15 @@ def touch(ctx: Context, who: Who, node: NodeRow) -> None:
 
 
 def revise(ctx: Context, who: Who, base: AttemptRow) -> AttemptRow:
-    """Start a revision of the committed attempt *base* for the caller's incarnation."""
+    """Start a revision of the committed attempt *base* for the caller's incarnation.
+
+    Another thread of it may just have done so: that one is given then.
+    """
     now = ctx.clock.now_ns()
     with ctx.change():
+        present = visibility.revision_of(ctx, who, base)
+        if present is not None:
+            return present
         root = ctx.node(base.root)
         new_root = ctx.spool.add_node(dataclasses.replace(root, ino=0, attempt=None, base=root.ino))
         row = ctx.spool.add_attempt(

@@ -27,6 +27,7 @@ from ckptgate.vfs import (
     mutate,
     renames,
     triggers,
+    unused,
     visibility,
     waits,
 )
@@ -117,8 +118,12 @@ class Vfs:
             files.reopen_all(ctx)
         else:
             for row in ctx.spool.nameless_nodes():
-                lookup.drop_if_unused(ctx, row.ino)
+                unused.drop_if_unused(ctx, row.ino)
         sweep_dead_handles(ctx)
+
+    def node_replaced(self, ino: int) -> None:
+        """The publisher took the name from a node: it goes once nobody uses it."""
+        unused.drop_if_unused(self._ctx, ino, is_forgotten=False)
 
     def atomic(self, caller: Caller) -> AbstractContextManager[None]:
         """A mutation and `remember` inside are one transaction.
@@ -224,13 +229,7 @@ class Vfs:
 
     def ensure(self, caller: Caller, fh: int, offset: int, length: int) -> None:
         """Have this range verified in the spool file."""
-        handle = self._ctx.memory.files.get(fh)
-        if handle is None or handle.file is None or handle.fd < 0:
-            return
-        if self._ctx.catalog.is_fetched(handle.file, offset, length):
-            return
-        self._ctx.need_block(caller)
-        self._ctx.catalog.fetch(handle.file, offset, length)
+        files.ensure(self._ctx, caller, fh, offset, length)
 
     def read(self, caller: Caller, fh: int, offset: int, length: int) -> bytes:
         """Bytes of a file that is only in the store."""
@@ -317,6 +316,7 @@ class Vfs:
         Raises:
             MissingError: there is none in this spool.
             UsageError: impossible ranks.
+            RefusedError: see `record_explicit_commit`.
         """
         rows = self._ctx.spool.attempts(run=run, name=name, states=visibility.UNDECIDED)
         if not rows:

@@ -31,6 +31,7 @@ __all__ = [
     "committed_names",
     "directory",
     "inner_timeout",
+    "is_deleted",
     "own_attempt",
     "own_attempts",
     "redirect",
@@ -95,6 +96,14 @@ def revision_of(ctx: Context, who: Who, base: AttemptRow) -> AttemptRow | None:
         if row.base == base.id and row.job_key == who.key:
             return row
     return None
+
+
+def is_deleted(ctx: Context, who: Who, row: AttemptRow) -> bool:
+    """Whether the caller's incarnation removed this committed checkpoint."""
+    return any(
+        stone.name == row.name and stone.attempt == row.attempt and stone.job_key == who.key
+        for stone in ctx.spool.tombstones(run=row.run)
+    )
 
 
 def redirect(ctx: Context, who: Who, node: NodeRow) -> NodeRow:

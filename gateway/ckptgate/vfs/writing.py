@@ -19,7 +19,7 @@ from ckptgate.vfs.attributes import is_decided
 from ckptgate.vfs.bytes import copy_file, make_file
 from ckptgate.vfs.context import Context, RenewedError
 from ckptgate.vfs.interface import Caller
-from ckptgate.vfs.lookup import drop_file_if_unused, drop_if_unused
+from ckptgate.vfs.unused import drop_file_if_unused, drop_if_unused
 
 __all__ = ["file_of", "is_frozen", "pending_kind", "prepare_write"]
 
@@ -204,7 +204,7 @@ def _copied(ctx: Context, caller: Caller, node: NodeRow, *, is_emptied: bool) ->
         ctx.catalog.plain_fetch(node.plain_path or "", file)
         return file
     source = file_of(ctx, node)
-    if source.local is not LocalBytes.FULL:
+    if source.local is not LocalBytes.FULL or not ctx.catalog.is_local(source.file):
         ctx.need_block(caller)
         os.close(os.open(ctx.spool.data_path(source.file), _READ_FLAGS | os.O_CREAT, 0o600))
         ctx.catalog.fetch(source.file, 0, node.size)

@@ -253,3 +253,63 @@ def test_a_file_whose_last_byte_in_the_store_flips_at_rest_is_caught(tmp_path):
         b.catalog.fetch(b.file_at(adopted, "x"), 0, 1)
     for node in (a, b):
         node.spool.close()
+
+
+def linked(tmp_path):
+    """A node whose committed file `x` is the store's own inode: (node, row, file, its path)."""
+    from tests.unit.engine.kit import Node
+
+    from ckptgate_adapters.posix_store import PosixStore
+
+    (tmp_path / "store").mkdir()
+    node = Node(PosixStore(str(tmp_path / "store")), tmp_path / "spools", "a")
+    row = node.save("step-1", {"x": b"precious"})
+    file = node.file_at(row, "x")
+    key = tmp_path / "store" / full_key("run", data_key(row.attempt, node.member, file))
+    key.unlink()
+    os.link(node.spool.data_path(file), key)
+    node.spool.update_file(file, is_linked=True)
+    row = node.catalog.materialise("run", row.run_ino, "step-1")
+    return node, row, file, key
+
+
+def test_an_edit_of_bytes_that_store_and_spool_share_is_caught_where_they_were_written(tmp_path):
+    """I13: the spool's name goes, the store's bytes are not touched, and the read is EIO."""
+    node, row, file, key = linked(tmp_path)
+    assert node.catalog.is_local(file)
+    key.write_bytes(b"preciXus")
+    assert not node.catalog.is_local(file)
+    assert not os.path.exists(node.spool.data_path(file))
+    found = node.spool.file(file)
+    assert (found.local, found.is_linked) == (LocalBytes.NONE, False)
+    with pytest.raises(IntegrityError, match="run/step-1/x"):
+        node.catalog.fetch(file, 0, 8)
+    assert [event.kind for event in node.events.recent(5)] == ["verify-failed"]
+    assert key.read_bytes() == b"preciXus"
+    key.write_bytes(b"precious")
+    assert node.read(row, "x") == b"precious"
+    assert key.stat().st_nlink == 1
+    node.spool.close()
+
+
+def test_a_fetch_never_writes_into_a_file_that_the_store_shares(tmp_path):
+    """I9: whatever the rows say, the store's bytes are not written through the spool's name."""
+    node, row, file, key = linked(tmp_path)
+    key.write_bytes(b"something else, longer")
+    node.spool.update_file(file, local=LocalBytes.NONE)
+    with pytest.raises(IntegrityError):
+        node.catalog.fetch(file, 0, 8)
+    assert key.read_bytes() == b"something else, longer"
+    node.spool.close()
+
+
+def test_bytes_of_an_open_attempt_are_never_let_go(make_node):
+    """I11: before the COMMIT what is staged is the truth; the publisher digests it again."""
+    a = make_node("a")
+    row = a.membership.join(a.begin("step-1"))
+    file = a.stage(row, "x", b"old")
+    a.spool.update_file(file, is_linked=True)
+    path = Path(a.spool.data_path(file))
+    path.write_bytes(b"newer")
+    assert a.catalog.is_local(file)
+    assert path.read_bytes() == b"newer"

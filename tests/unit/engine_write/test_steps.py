@@ -276,6 +276,7 @@ def test_a_file_that_something_may_still_write_is_copied(tmp_path: Path) -> None
 def test_an_explicit_commit_is_checked_and_may_be_repeated(cluster: Cluster) -> None:
     node = cluster.node("a")
     row = node.begin("step-1", job=SESSION)
+    node.write(row, "a.txt", b"x", rank=0)
 
     def commit(rank: int | None, world: int | None, *, is_all: bool = False) -> Any:
         return record_explicit_commit(
@@ -304,11 +305,58 @@ def test_an_explicit_commit_is_checked_and_may_be_repeated(cluster: Cluster) -> 
 def test_a_commit_for_all_keeps_the_event_that_was_seen(cluster: Cluster) -> None:
     node = cluster.node("a")
     row = node.begin("step-1", job=SESSION)
+    node.write(row, "a.txt", b"x")
     node.event(row, "rename")
     found = record_explicit_commit(
         node.raw, row.id, rank=None, world_size=None, is_all=True, now_ns=7
     )
     assert (found.event, found.committed_all) == ("rename", True)
+
+
+@pytest.mark.parametrize(("rank", "world", "is_all"), [(None, None, True), (0, 1, False)])
+def test_a_commit_of_nothing_is_refused_and_changes_nothing(
+    cluster: Cluster, rank: int | None, world: int | None, is_all: bool
+) -> None:
+    """Sealed, it could get no file any more; of a shared job other nodes may have the files."""
+    node = cluster.node("a")
+    row = node.begin("step-1", job=SESSION)
+    with pytest.raises(RefusedError, match="has no file") as caught:
+        node.commit(row, rank, world, is_all=is_all)
+    assert caught.value.errno == errno.EINVAL
+    assert node.fresh(row) == row
+    assert node.raw.rank_commits(row.id) == ()
+    node.write(row, "a.txt", b"x", rank=0)
+    node.commit(row, rank, world, is_all=is_all)
+    cluster.settle()
+    assert cluster.files("step-1") == {"a.txt": b"x"}
+    shared = node.begin("step-2")
+    node.commit(shared, rank, world, is_all=is_all)
+    assert node.fresh(shared).state is AttemptState.SEALED
+
+
+def test_a_commit_that_came_true_may_be_repeated_and_no_other(cluster: Cluster) -> None:
+    """I6: a caller whose reply was lost asks again, and hears what is so."""
+    node = cluster.node("a")
+    ranks = node.begin("step-1", job=SESSION)
+    node.write(ranks, "a.txt", b"x", rank=0)
+    for rank in (0, 1):
+        node.commit(ranks, rank, 2)
+    everything = node.begin("step-2", job=SESSION)
+    node.write(everything, "a.txt", b"x")
+    node.commit(everything, None, None, is_all=True)
+    cluster.settle()
+    assert {node.fresh(row).state for row in (ranks, everything)} == {AttemptState.COMMITTED}
+    for rank, world in ((0, 2), (1, None), (1, 2)):
+        node.commit(ranks, rank, world)
+    node.commit(everything, None, None, is_all=True)
+    for row, rank, world, is_all in (
+        (ranks, None, None, True),
+        (ranks, 0, 3, False),
+        (ranks, 2, None, False),
+        (everything, 0, 1, False),
+    ):
+        with pytest.raises(RefusedError, match="is committed"):
+            node.commit(row, rank, world, is_all=is_all)
 
 
 # The loop

@@ -154,6 +154,10 @@ class FakeCatalog:
     def is_fetched(self, file: int, offset: int, length: int) -> bool:
         return False
 
+    def is_local(self, file: int) -> bool:
+        row = self.spool.file(file)
+        return row is not None and row.local is LocalBytes.FULL
+
     def plain_stat(self, path: str) -> PlainEntry | None:
         return self.plain.get(path)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
 from ckptgate.errors import CkptError, ExistsError, InvalidNameError, MissingError, RefusedError
 from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.spool import NodeKind, PlainOpKind
+from ckptgate.vfs.bytes import make_file
 from ckptgate.vfs.interface import SetAttr
 
 ROOT = 1
@@ -334,3 +336,47 @@ def test_a_mutation_that_fails_leaves_nothing(world):
         world.vfs.mkdir(world.a, ROOT, "d", 0o755)
         raise ZeroDivisionError
     assert not world.exists(world.a, "d")
+
+
+def test_a_changed_local_copy_is_read_and_copied_by_way_of_the_store(world):
+    """Rule 12: what `is_local` lets go is neither served nor the source of a revision."""
+    world.commit("", "step-1", {"w": b"evil"})
+    file = world.spool.node(world.walk(world.a, "step-1/w").attr.ino).file
+    path = Path(world.spool.data_path(file))
+
+    def is_local(asked):
+        assert asked == file
+        path.unlink(missing_ok=True)
+        return False
+
+    def fetch(asked, offset, length):
+        world.catalog.fetched.append((asked, offset, length))
+        path.unlink()
+        path.write_bytes(b"good")
+
+    world.catalog.is_local = is_local
+    world.catalog.fetch = fetch
+    opened = world.vfs.open(world.a, world.walk(world.a, "step-1/w").attr.ino, os.O_RDONLY)
+    assert not opened.is_complete
+    assert not opened.keep_cache
+    world.vfs.ensure(world.a, opened.fh, 0, 4)
+    # The descriptor follows to the file that the fetch made.
+    assert os.pread(opened.fd, 10, 0) == b"good"
+    world.close(world.a, opened)
+    parent, name = world.place(world.a, "step-1/w")
+    with pytest.raises(CkptError):
+        world.vfs.open(world.a, world.vfs.lookup(world.a, parent, name).attr.ino, os.O_RDWR)
+    opened = world.vfs.open(world.a, world.walk(world.a, "step-1/w").attr.ino, os.O_RDWR)
+    assert os.pread(opened.fd, 10, 0) == b"good"
+    assert [item[0] for item in world.catalog.fetched] == [file, file]
+    world.close(world.a, opened)
+
+
+def test_a_new_spool_file_never_empties_one_that_has_another_name(tmp_path):
+    """Rule 11: bytes left by a crash may be the store's own by now."""
+    old, shared = tmp_path / "7", tmp_path / "stored"
+    old.write_bytes(b"precious")
+    os.link(old, shared)
+    os.close(make_file(str(old)))
+    assert old.read_bytes() == b""
+    assert shared.read_bytes() == b"precious"

@@ -10,6 +10,7 @@ import pytest
 from ckptgate.errors import BusyError, CkptError, ExistsError, MissingError, WouldBlockError
 from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.spool import LocalBytes
+from ckptgate.vfs import revisions
 from ckptgate.vfs.interface import Caller, SetAttr
 
 ROOT = 1
@@ -206,9 +207,28 @@ def test_a_tombstone_does_not_hide_a_newer_checkpoint_of_that_name(world):
 
 def test_a_committed_checkpoint_is_not_renamed(world):
     world.commit("", "step-1", {"w": b"1"})
+    for target in ("backup", "step-2", "step-1.old"):
+        with pytest.raises(CkptError) as caught:
+            world.rename(world.a, "step-1", target)
+        assert caught.value.errno == errno.EPERM
+        assert not world.exists(world.a, target)
+    assert world.read(world.a, "step-1/w") == b"1"
+
+
+def test_a_revision_of_a_committed_checkpoint_is_not_renamed(world, caplog):
+    """I8: else two names would share one tree, and neither would be what was committed."""
+    world.commit("", "step-1", {"w": b"1", "x": b"2"})
+    world.write(world.a, "step-1/w", b"edited")
     with pytest.raises(CkptError) as caught:
-        world.rename(world.a, "step-1", "backup")
-    assert caught.value.errno == errno.EXDEV
+        world.rename(world.a, "step-1", "step-11")
+    assert caught.value.errno == errno.EPERM
+    assert "rename-refused" in caplog.text
+    assert "is a revision of a committed checkpoint" in caplog.text
+    assert world.names(world.a) == world.names(world.b) == ["step-1"]
+    assert world.names(world.a, "step-1") == ["w", "x"]
+    assert world.read(world.a, "step-1/w") == b"edited"
+    assert world.read(world.b, "step-1/w") == b"1"
+    assert [row.name for row in world.spool.attempts()] == ["step-1", "step-1"]
 
 
 def test_the_rename_from_a_temporary_name_is_the_commit_event(world):
@@ -482,3 +502,26 @@ def test_whoever_saw_a_commit_finds_its_pointer(world):
     asked.clear()
     world.names(world.a)
     assert 0.0 in asked
+
+
+def test_a_removed_checkpoint_takes_no_changes_through_an_open_directory(world):
+    """Else a second `rm -rf` of it would begin a revision that holds everything again."""
+    world.commit("", "step-1", {"x": b"1", "y": b"2"})
+    root = world.walk(world.a, "step-1").attr.ino
+    for name in ("x", "y"):
+        world.vfs.unlink(world.a, root, name)
+    world.vfs.rmdir(world.a, 1, "step-1")
+    with pytest.raises(MissingError):
+        world.vfs.unlink(world.a, root, "y")
+    with pytest.raises(MissingError):
+        world.vfs.rmdir(world.a, 1, "step-1")
+    assert world.exists(world.b, "step-1/y")
+
+
+def test_two_threads_that_write_first_begin_one_revision(world):
+    world.commit("", "step-1", {"x": b"1"})
+    assert world.exists(world.a, "step-1/x")
+    base = world.spool.attempts(name="step-1")[-1]
+    ctx = world.vfs._ctx
+    first = revisions.revise(ctx, ctx.who(world.a), base)
+    assert revisions.revise(ctx, ctx.who(world.a), base).id == first.id

@@ -1,0 +1,275 @@
+"""Rows of the spool's database as frozen values. No behaviour; see `ports.spool` for the calls."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from ckptgate.model.documents import Evidence
+from ckptgate.model.states import AttemptState, FileState
+
+__all__ = [
+    "NO_FILE",
+    "ROOT_INO",
+    "AttemptRow",
+    "FileRow",
+    "HandleRow",
+    "LocalBytes",
+    "NameOpRow",
+    "NodeKind",
+    "NodeRow",
+    "PendingKind",
+    "PendingRow",
+    "PlainOpKind",
+    "PlainOpRow",
+    "TombstoneRow",
+]
+
+ROOT_INO = 1
+NO_FILE = 0
+"""Stands for the bytes of a handle whose file is only in the store; ids of files begin at 1."""
+
+
+class NodeKind(enum.StrEnum):
+    """What a node is."""
+
+    FILE = "file"
+    DIR = "dir"
+    SYMLINK = "symlink"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRow:
+    """An inode. Its number is the FUSE node id and is never used again.
+
+    Attributes:
+        ino: number; 1 is the root.
+        kind: file, dir, symlink.
+        attempt: row id of the attempt whose tree it is in; None outside checkpoints.
+        mode: permission bits.
+        uid, gid: owner.
+        size: of a file that isn't open for writing (else the spool file's own size counts).
+        mtime_ns, ctime_ns: times (for a file being written the spool file's own mtime counts).
+        target: of a symlink.
+        file: id of its bytes; None for others and for plain files that are only in the store.
+        base: the node of which this is a revision's copy, None otherwise.
+        plain_path: store path of a plain node (outside checkpoints), None inside.
+    """
+
+    ino: int
+    kind: NodeKind
+    attempt: int | None
+    mode: int
+    uid: int
+    gid: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    target: str = ""
+    file: int | None = None
+    base: int | None = None
+    plain_path: str | None = None
+
+
+class LocalBytes(enum.StrEnum):
+    """How much of a file's bytes lies in the spool."""
+
+    FULL = "full"
+    PARTIAL = "partial"
+    """Some chunks were fetched and verified; `FileRow.have` tells which."""
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRow:
+    """A file's bytes and what is known of them; several nodes may share one (revisions).
+
+    Attributes:
+        file: id; the spool file's name.
+        state: how far it is.
+        local: what of it is in the spool.
+        size, mtime_ns, ctime_ns: the spool file's when it was digested (0 before).
+        digest, chunks: BLAKE3 in hex, and 32 raw bytes a chunk; "" and b"" before.
+        key: where the store has it (below the store's root), "" before.
+        have: one byte a chunk for `partial`: 1 fetched and verified.
+        evidence: of its completeness, as of the digest (is_torn from the close).
+        is_linked: the store shares these bytes: they may never be written again.
+    """
+
+    file: int
+    state: FileState
+    local: LocalBytes = LocalBytes.FULL
+    size: int = 0
+    mtime_ns: int = 0
+    ctime_ns: int = 0
+    digest: str = ""
+    chunks: bytes = b""
+    key: str = ""
+    have: bytes = b""
+    evidence: Evidence = Evidence()
+    is_linked: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRow:
+    """An attempt as this spool knows it; also the tree of a committed checkpoint read here.
+
+    Attributes:
+        id: row id.
+        run: run directory's path in the store.
+        run_ino: its node.
+        name: the checkpoint's present name (a rename changes it).
+        attempt: `<name>.<k>` in the store, "" until joined.
+        job_key: `JobKey` as text; "" for one that is only read here.
+        generation: of its job in this run, -1 until known.
+        state: what is known.
+        root: node of its root directory.
+        base: row id of the attempt that it revises, None otherwise.
+        event, detail: the commit event that was seen here ("" for none), see `SealEvent`.
+        is_joined: intent and member objects are in the store.
+        is_voted: the final vote is decided: no more writes here.
+        votes_count: votes written so far.
+        names_count: name operations written so far.
+        world_size: None where unknown.
+        committed_all: an explicit commit for all ranks.
+        seal_index: in the log, -1 before.
+        manifest: digest once committed, "" before.
+        format_name: framework format, "" where none was recognised.
+        created_ns, event_ns, write_ns: when it was made, when the event was seen, when it was last
+            written (ns since the epoch).
+        reason, missing: why it isn't committed yet or never will be, for people.
+    """
+
+    id: int
+    run: str
+    run_ino: int
+    name: str
+    attempt: str
+    job_key: str
+    generation: int
+    state: AttemptState
+    root: int
+    base: int | None = None
+    event: str = ""
+    detail: str = ""
+    is_joined: bool = False
+    is_voted: bool = False
+    votes_count: int = 0
+    names_count: int = 0
+    world_size: int | None = None
+    committed_all: bool = False
+    seal_index: int = -1
+    manifest: str = ""
+    format_name: str = ""
+    created_ns: int = 0
+    event_ns: int = 0
+    write_ns: int = 0
+    reason: str = ""
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandleRow:
+    """An open file description.
+
+    Attributes:
+        fh: FUSE file handle.
+        ino: the node.
+        file: the bytes it was opened on, `NO_FILE` if they are only in the store.
+        pid: process (thread group) that opened it to write; 0 of a reader.
+        start: that process's start time (ticks), so that a pid used again isn't mistaken.
+        rank: of that process, -1 unknown.
+        is_closed: that process closed it (FLUSH); a descriptor may live on elsewhere.
+    """
+
+    fh: int
+    ino: int
+    file: int
+    pid: int
+    start: int
+    rank: int = -1
+    is_closed: bool = False
+
+
+class PendingKind(enum.StrEnum):
+    """What waits for its publication outside of checkpoints."""
+
+    POINTER = "pointer"
+    WHOLE = "whole"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingRow:
+    """A new value of a pointer or whole file, seen only by the incarnation that wrote it.
+
+    Attributes:
+        id: row id.
+        parent: directory node.
+        name: its name.
+        ino: the node with the new value (None: it was removed).
+        kind: pointer or whole file.
+        job_key: who sees it.
+        target: checkpoint that a pointer names (a removed one: named), "" for a whole file or an
+            unclosed text.
+    """
+
+    id: int
+    parent: int
+    name: str
+    ino: int | None
+    kind: PendingKind
+    job_key: str
+    target: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TombstoneRow:
+    """A committed checkpoint that a user deleted; hidden from its incarnation at once."""
+
+    id: int
+    run: str
+    name: str
+    attempt: str
+    job_key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameOpRow:
+    """A directory operation in an open attempt, to be told to the other members.
+
+    Attributes:
+        id: row id, in order.
+        attempt: row id of the attempt.
+        op: `NameOpKind` as text.
+        path, to, mode: as in `documents.NameOp`.
+    """
+
+    id: int
+    attempt: int
+    op: str
+    path: str
+    to: str
+    mode: int
+
+
+class PlainOpKind(enum.StrEnum):
+    """What is still to be done in the store for plain names, in order."""
+
+    MKDIR = "mkdir"
+    SYMLINK = "symlink"
+    REMOVE = "remove"
+    RMDIR = "rmdir"
+    RENAME = "rename"
+    PUT = "put"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainOpRow:
+    """One queued operation on the store's plain tree; `ino` is the node for PUT."""
+
+    id: int
+    op: PlainOpKind
+    path: str
+    to: str = ""
+    ino: int | None = None
+    mode: int = 0
