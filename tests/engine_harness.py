@@ -47,12 +47,13 @@ class Forgotten:
 
     def __init__(self) -> None:
         self.names: list[tuple[int, str]] = []
+        self.nodes: list[int] = []
 
     def name(self, parent: int, name: str) -> None:
         self.names.append((parent, name))
 
     def node(self, ino: int) -> None:
-        pass
+        self.nodes.append(ino)
 
 
 @dataclass

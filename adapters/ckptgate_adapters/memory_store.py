@@ -37,6 +37,7 @@ from ckptgate.model.documents import (
 )
 from ckptgate.model.ids import CHUNK_BYTES, check_attempt_id, check_name, check_relative_path
 from ckptgate.model.layout import GATEWAY_DIR, attempt_prefix, format_key, full_key, join_key
+from ckptgate.model.published import Shown, tree_problems
 from ckptgate.ports.store import DigestedFile, PlainEntry, PlainKind, VerifyMode
 
 __all__ = ["MemoryStore"]
@@ -157,6 +158,27 @@ class MemoryStore:
             return msgspec.json.decode(node.data, type=_Shown).attempt
         except msgspec.MsgspecError:
             return ""
+
+    def published_problems(self, run: str, manifest: Manifest, manifest_bytes: bytes) -> list[str]:
+        """How `run/<name>` differs from what *manifest* says, one line each."""
+        place = join_key(run, check_name(manifest.name))
+        with self._lock:
+            if place not in self._nodes:
+                return [f"{manifest.name}: the published directory is not there"]
+            below = f"{place}/"
+            found = {k[len(below) :]: n for k, n in self._nodes.items() if k.startswith(below)}
+        own = found.pop(_MANIFEST, None)
+        found.pop(GATEWAY_DIR, None)
+        problems = [] if own and own.data == manifest_bytes else [f"{place}: not its manifest"]
+        shown = {
+            path: Shown(EntryType(node.kind.value), len(node.data), node.target)
+            for path, node in found.items()
+        }
+
+        def digest(entry: FileEntry) -> str:
+            return blake3.blake3(found[entry.path].data).hexdigest()
+
+        return problems + tree_problems(manifest, shown, digest)
 
     def unpublish(self, run: str, name: str, attempt: str) -> None:
         """Hide `run/<name>` if it shows *attempt*; the bytes stay."""

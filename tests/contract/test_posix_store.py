@@ -324,3 +324,56 @@ def test_an_unmounted_store_is_not_taken_for_an_empty_one(
         with pytest.raises(TransientStoreError, match="tmpfs"):
             call()
     assert list(root.iterdir()) == []
+
+
+def test_an_edit_through_a_published_name_is_left_to_the_check_of_the_object(
+    root: Path, tmp_path: Path
+) -> None:
+    """One inode, so it was read already; a copy in its place is read."""
+    store = PosixStore(str(root))
+    manifest, data = store_checkpoint(store, RUN, "s.0", "s", str(tmp_path), {"m": b"precious"})
+    store.publish(RUN, manifest, data)
+    path = root / RUN / "s" / "m"
+    path.chmod(0o644)
+    path.write_bytes(b"Precious")
+    assert store.published_problems(RUN, manifest, data) == []
+    path.unlink()
+    path.write_bytes(b"Precious")
+    (problem,) = store.published_problems(RUN, manifest, data)
+    assert problem.startswith("s/m: published bytes have digest ")
+    path.unlink()
+    path.write_bytes(b"precious")
+    assert store.published_problems(RUN, manifest, data) == []
+
+
+def test_the_gateways_own_files_in_a_published_directory_count(root: Path, tmp_path: Path) -> None:
+    """`b3sum --check .ckptgate/b3sums` is what people without ckptgate trust."""
+    store = PosixStore(str(root))
+    manifest, data = store_checkpoint(
+        store, RUN, "s.0", "s", str(tmp_path), {"m": b"1", "sub/n": b"2"}
+    )
+    store.publish(RUN, manifest, data)
+    own = root / RUN / "s" / ".ckptgate"
+    (own / "b3sums").write_bytes(b"")
+    (own / "manifest.json").unlink()
+    (own / "manifest.json").symlink_to("/etc/passwd")
+    (own / "more").touch()
+    os.mkfifo(root / RUN / "s" / "pipe")
+    shutil.rmtree(root / RUN / "s" / "sub")
+    (root / RUN / "s" / "sub").symlink_to("/usr")
+    assert store.published_problems(RUN, manifest, data) == [
+        "s/.ckptgate/b3sums: not as published",
+        "s/.ckptgate/manifest.json: not as published",
+        "s/.ckptgate/more: published by others",
+        "s/pipe: published, but not in the manifest",
+        "s/sub: published as a symlink, committed as a dir",
+    ]
+    shutil.rmtree(own)
+    assert "s/.ckptgate: missing in the published directory" in store.published_problems(
+        RUN, manifest, data
+    )
+    shutil.rmtree(root / RUN / "s")
+    (root / RUN / "s").symlink_to("/usr")
+    assert store.published_problems(RUN, manifest, data) == [
+        "s: the published directory is not there"
+    ]

@@ -21,6 +21,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,10 @@ def digests(directory: Path) -> dict[str, str]:
     }
 
 
+def is_latest(run: Path, name: str) -> bool:
+    return os.path.lexists(run / "latest") and os.readlink(run / "latest") == name
+
+
 class Observer:
     """Looks at run directories from outside of the job, again and again.
 
@@ -300,7 +305,7 @@ class Run:
             ("format", "dcp-metadata")
         }
         for place in (self.stored, *self.seen):
-            until(f"latest in {place}", lambda p=place: os.readlink(p / "latest") == "step-6")
+            until(f"latest in {place}", partial(is_latest, place, "step-6"))
             assert sorted(set(os.listdir(place)) - {".ckptgate"}) == ["latest", *STEPS]
         for name in STEPS:
             assert main(["verify", str(self.stored / name)]) == 0
@@ -391,7 +396,7 @@ def test_a_rank_killed_in_a_save_leaves_nothing_to_see(run: Run, plain, tmp_path
             assert job.wait() != 0
         until("step-2", lambda: run.committed() == ["step-2.0"])
         for place in run.places:
-            until(f"latest in {place}", lambda p=place: os.path.lexists(p / "latest"))
+            until(f"latest in {place}", partial(is_latest, place, "step-2"))
         time.sleep(1.5)  # longer than anything waits that could still commit
         for place in (run.stored, *run.seen):
             assert sorted(set(os.listdir(place)) - {".ckptgate"}) == ["latest", "step-2"]
@@ -487,6 +492,9 @@ def test_torch_save_of_each_rank_is_mapped_on_the_other_node(run: Run):
         files = [place / f"step-1/rank{rank}.pt" for rank in range(RANKS)]
         return [torch.load(file, mmap=True)["weight"] for file in files]
 
+    def is_new(place: Path) -> bool:
+        return torch.equal(mapped(place)[0], weights(200))
+
     save_all(run, "first", seed=100)
     old = []
     for place in run.seen:
@@ -495,10 +503,7 @@ def test_torch_save_of_each_rank_is_mapped_on_the_other_node(run: Run):
     save_all(run, "second", seed=200)
     until("both publications", lambda: len(run.entries("PUBLISHED")) == 2)
     for place in (run.stored, *run.seen):
-        until(
-            f"the new one in {place}",
-            lambda p=place: torch.equal(mapped(p)[0], weights(200)),
-        )
+        until(f"the new one in {place}", partial(is_new, place))
         assert all(torch.equal(new, weights(200 + rank)) for rank, new in enumerate(mapped(place)))
     for number, tensor in enumerate(old):
         assert torch.equal(tensor, weights(100 + number % RANKS))
@@ -581,8 +586,11 @@ def test_a_plain_torch_file_is_replaced_as_a_whole(run: Run):
             _, err = writer.communicate("\n", timeout=90)
             assert writer.returncode == 0, err
         until("the first one", lambda: all(path.exists() for path in places))
-        known = versions()
-        while known != {version}:
-            assert known <= {version - 1, version}
+
+        def is_everywhere(version: int = version) -> bool:
             known = versions()
+            assert known <= {version - 1, version}
+            return known == {version}
+
+        until("the new version everywhere", is_everywhere)
         assert set(os.listdir(run.stored)) - {".ckptgate"} == {"best.pt"}

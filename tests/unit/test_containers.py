@@ -144,6 +144,8 @@ def test_a_name_that_anybodys_bytes_have_claims_nothing_until_they_begin_as_a_co
 ) -> None:
     assert check("shard-0" + suffix, b"\x00\xff raw bytes" * 300) == Container()
     assert check("shard-0" + suffix, b"hello") == Container()
+    assert check("shard-0" + suffix, b"\x80\x04 raw bytes that begin as a pickle") == Container()
+    assert check("shard-0" + suffix, SMALL_PICKLE) == Container("pickle", True, "")
     broken = check("shard-0" + suffix, b"PK\x03\x04" + b"\x00\xff raw bytes" * 300)
     assert (broken.kind, broken.is_valid) == ("torch-zip", False)
     assert broken.problem

@@ -27,6 +27,7 @@ from ckptgate.model.documents import MAX_DOCUMENT_BYTES, Manifest, PointerKind, 
 from ckptgate.model.ids import check_attempt_id, check_checkpoint_name, check_name
 from ckptgate.model.layout import GATEWAY_DIR, attempt_prefix, join_key
 from ckptgate_adapters.posix_store import syscalls
+from ckptgate_adapters.posix_store.audit import audit_tree
 from ckptgate_adapters.posix_store.data import read_range
 from ckptgate_adapters.posix_store.failures import translate, translated
 from ckptgate_adapters.posix_store.root import (
@@ -87,6 +88,11 @@ class PosixPublication:
         check_checkpoint_name(name)
         with translated(join_key(run, name), "look at"):
             return self._shown(run, name)
+
+    def published_problems(self, run: str, manifest: Manifest, manifest_bytes: bytes) -> list[str]:
+        """How `run/<name>` differs from what *manifest* says, one line each."""
+        with translated(join_key(run, manifest.name), "check"):
+            return audit_tree(self._root, run, manifest, manifest_bytes)
 
     def unpublish(self, run: str, name: str, attempt: str) -> None:
         """Hide `run/<name>` if it shows *attempt*; the bytes stay."""

@@ -167,13 +167,17 @@ class Mirror:
         if self._put.get(node.ino) == seen:
             return False
         what = f"put {node.plain_path}"
-        if node.ino not in self._put and self._is_stored(node, seen):
+        is_given = (file.size, file.mtime_ns) == seen
+        if node.ino not in self._put and (is_given or self._is_stored(node, seen)):
             self._put[node.ino] = seen
             return False
         return self._try(str(node.ino), what, lambda: self._put_file(node))
 
     def _is_stored(self, node: NodeRow, seen: tuple[int, int]) -> bool:
-        """Whether the store has it already (asked once after a restart)."""
+        """Whether the store has it already (asked once after a restart).
+
+        What it was given once is not asked for: another node may have replaced it since.
+        """
         assert node.plain_path is not None
         try:
             there = self._store.plain_stat(node.plain_path)
@@ -201,6 +205,7 @@ class Mirror:
         self._store.plain_put(node.plain_path, source, mode=node.mode, mtime_ns=found.st_mtime_ns)
         # What is written during the copy has another time, and comes with the next one.
         self._put[node.ino] = (found.st_size, found.st_mtime_ns)
+        self._spool.update_file(file.file, size=found.st_size, mtime_ns=found.st_mtime_ns)
 
     # Whole files
 

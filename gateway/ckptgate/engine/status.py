@@ -6,7 +6,9 @@ while the store is away. Any thread.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -15,7 +17,7 @@ from ckptgate.engine.membership import Membership
 from ckptgate.engine.runlog import RunLog, RunLogs
 from ckptgate.model.rules import RunState
 from ckptgate.model.states import AttemptState, FileState
-from ckptgate.ports.spool import AttemptRow, PendingKind, Spool
+from ckptgate.ports.spool import WRITERS_META, AttemptRow, PendingKind, Spool
 
 __all__ = ["AttemptStatus", "QueueStatus", "RunStatus", "StatusReport", "status"]
 
@@ -38,7 +40,7 @@ class AttemptStatus:
         size_bytes, stored_bytes: of all files, and of those the store has.
         writers: processes that have a file open for writing.
         missing: what is owed and by whom, one line each.
-        reason: why it isn't committed or never will be.
+        reason: why it isn't committed or never will be, or why nobody sees it.
     """
 
     run: str
@@ -121,7 +123,12 @@ class StatusReport:
 
 
 def status(
-    spool: Spool, logs: RunLogs, events: Events, *, membership: Membership | None = None
+    spool: Spool,
+    logs: RunLogs,
+    events: Events,
+    *,
+    membership: Membership | None = None,
+    is_alive: Callable[[int, int], bool] | None = None,
 ) -> StatusReport:
     """The report as of now.
 
@@ -130,6 +137,8 @@ def status(
         logs: of the runs that this process follows.
         events: incidents.
         membership: tells which files other members staged; without it they count as ours.
+        is_alive: whether the process (pid, start) runs; without it, those count that have a file
+            open for writing.
     """
     rows = spool.attempts()
     shown = [row for row in rows if row.state in _UNDECIDED]
@@ -138,7 +147,7 @@ def status(
     # What was removed waits for nothing.
     pending = Counter(row.kind for row in spool.pending() if row.ino is not None)
     return StatusReport(
-        attempts=tuple(_attempt(spool, row, membership) for row in listed),
+        attempts=tuple(_attempt(spool, row, membership, is_alive) for row in listed),
         runs=tuple(_run(log) for log in sorted(logs.known(), key=lambda log: log.run)),
         queue=QueueStatus(
             plain_ops=len(spool.plain_ops()),
@@ -151,7 +160,12 @@ def status(
     )
 
 
-def _attempt(spool: Spool, row: AttemptRow, membership: Membership | None) -> AttemptStatus:
+def _attempt(
+    spool: Spool,
+    row: AttemptRow,
+    membership: Membership | None,
+    is_alive: Callable[[int, int], bool] | None,
+) -> AttemptStatus:
     foreign, own = "", ""
     if membership is not None and row.attempt:
         foreign, own = membership.data_prefixes(row)
@@ -173,8 +187,33 @@ def _attempt(spool: Spool, row: AttemptRow, membership: Membership | None) -> At
         stored_bytes=counts.get(FileState.STORED, (0, 0))[1],
         writers=tuple(sorted(writers)),
         missing=row.missing,
-        reason=row.reason,
+        reason="; ".join(filter(None, (row.reason, _why_hidden(spool, row, is_alive)))),
     )
+
+
+def _why_hidden(spool: Spool, row: AttemptRow, is_alive: Callable[[int, int], bool] | None) -> str:
+    """Why the mount shows the attempt to nobody, not even to its job; "" if it may be seen.
+
+    As `vfs.liveness` decides: a writer died with a file open, and no other writer is left.
+    """
+    if row.state is not AttemptState.OPEN:
+        return ""
+    writing = {h.file for h in spool.handles_of_attempt(row.id) if not h.is_closed}
+    writers: list[tuple[int, int]] = json.loads(
+        spool.get_meta(WRITERS_META.format(attempt=row.id)) or "[]"
+    )
+    if writing or (is_alive is not None and any(is_alive(*writer) for writer in writers)):
+        return ""
+    torn = [
+        path
+        for path, _, file in spool.files_of_attempt(row.id)
+        if file.evidence.is_torn or file.state is FileState.OPEN
+    ]
+    if not torn:
+        return ""
+    more = f" and of {len(torn) - 1} more" if len(torn) > 1 else ""
+    what = f"the writer of {torn[0]!r}{more} died with it open"
+    return f"hidden: {what}; commit it explicitly or abort it"
 
 
 def _run(log: RunLog) -> RunStatus:

@@ -1,5 +1,7 @@
 """Full check of a committed checkpoint: every byte in the store against manifest and log.
 
+What people without ckptgate read is checked, too: the published directory, and the run's pointers.
+
 It reads chunk by chunk, so that memory stays small and a damaged file is told to its chunk. It
 changes nothing. Any thread.
 """
@@ -13,12 +15,19 @@ import blake3
 
 from ckptgate.engine.manifests import DIGEST_BYTES, load_chunks, load_manifest, small_chunks
 from ckptgate.errors import IntegrityError, MissingError
-from ckptgate.model.documents import EntryType, FileEntry, digest_of
+from ckptgate.model.documents import (
+    MAX_DOCUMENT_BYTES,
+    EntryType,
+    FileEntry,
+    Manifest,
+    PointerKind,
+    digest_of,
+)
 from ckptgate.model.entries import decode_record
 from ckptgate.model.ids import CHUNK_BYTES
-from ckptgate.model.layout import full_key, log_key
+from ckptgate.model.layout import full_key, join_key, log_key, manifest_key
 from ckptgate.model.rules import RunState
-from ckptgate.ports.store import Store
+from ckptgate.ports.store import PlainKind, Store
 
 __all__ = ["VerifyReport", "fold_log", "verify_checkpoint"]
 
@@ -77,10 +86,7 @@ def verify_checkpoint(store: Store, run: str, name: str) -> VerifyReport:
             continue
         files += 1
         size += _verify_file(store, run, entry, problems)
-    shown = store.published_attempt(run, name)
-    if state.attempts[attempt].is_published and shown != attempt:
-        what = f"shows {shown!r}" if shown else "is not there"
-        problems.append(f"{name}: the published directory {what}, committed is {attempt!r}")
+    problems += _shown_problems(store, run, manifest, state)
     return VerifyReport(
         run=run,
         name=name,
@@ -89,6 +95,68 @@ def verify_checkpoint(store: Store, run: str, name: str) -> VerifyReport:
         size_bytes=size,
         problems=tuple(problems),
     )
+
+
+def _shown_problems(store: Store, run: str, manifest: Manifest, state: RunState) -> list[str]:
+    """What is wrong with the published state; only what the newest log still says counts."""
+    while True:
+        if state.current.get(manifest.name) != manifest.attempt:
+            return []
+        problems = _published(store, run, manifest, state)
+        problems += _pointers(store, run, manifest.name, state)
+        if not problems:
+            return []
+        # A publisher may have been at it: what the log meant meanwhile is what must be shown.
+        newer = fold_log(store, run)
+        if newer.length == state.length:
+            return problems
+        state = newer
+
+
+def _published(store: Store, run: str, manifest: Manifest, state: RunState) -> list[str]:
+    attempt = state.attempts[manifest.attempt]
+    if not attempt.is_published:
+        return []
+    name = manifest.name
+    shown = store.published_attempt(run, name)
+    if shown not in {"", attempt.attempt}:
+        return [f"{name}: the published directory shows {shown!r}, not {attempt.attempt!r}"]
+    key = manifest_key(run, attempt.attempt, attempt.manifest)
+    return store.published_problems(run, manifest, store.get(key, limit=MAX_DOCUMENT_BYTES))
+
+
+def _pointers(store: Store, run: str, name: str, state: RunState) -> list[str]:
+    """Pointers that lead to the checkpoint and shouldn't, or should and don't."""
+    problems: list[str] = []
+    for pointer, folded in state.pointers.items():
+        value = folded.value
+        target = state.attempts.get(state.current.get(value.target, ""))
+        if target is None or not target.is_published:
+            continue
+        found, is_link = _pointer(store, run, pointer)
+        wanted = (value.content, value.kind is PointerKind.SYMLINK)
+        if name in {value.target, _last_name(found)} and (found, is_link) != wanted:
+            kinds = [("link" if link else "text") for link in (is_link, wanted[1])]
+            problems.append(
+                f"{pointer}: is the {kinds[0]} {found!r} in the store, "
+                f"the log says the {kinds[1]} {value.content!r}"
+            )
+    return problems
+
+
+def _pointer(store: Store, run: str, pointer: str) -> tuple[str, bool]:
+    """What is under a pointer's name, "" for nothing that could be one; whether it is a symlink."""
+    try:
+        found = store.pointer_content(run, pointer)
+        if found is None:
+            return "", False
+        return found, store.plain_stat(join_key(run, pointer)).kind is PlainKind.SYMLINK
+    except (IntegrityError, MissingError):
+        return "", False
+
+
+def _last_name(content: str) -> str:
+    return content.strip().rstrip("/").rpartition("/")[2]
 
 
 def fold_log(store: Store, run: str) -> RunState:

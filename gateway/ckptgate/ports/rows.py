@@ -11,6 +11,7 @@ from ckptgate.model.states import AttemptState, FileState
 __all__ = [
     "NO_FILE",
     "ROOT_INO",
+    "WRITERS_META",
     "AttemptRow",
     "FileRow",
     "HandleRow",
@@ -26,6 +27,8 @@ __all__ = [
 ]
 
 ROOT_INO = 1
+WRITERS_META = "writers.{attempt}"
+"""Setting with the [pid, start] of all processes that wrote the attempt with that row id (JSON)."""
 NO_FILE = 0
 """Stands for the bytes of a handle whose file is only in the store; ids of files begin at 1."""
 

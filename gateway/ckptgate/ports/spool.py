@@ -15,6 +15,7 @@ from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.rows import (
     NO_FILE,
     ROOT_INO,
+    WRITERS_META,
     AttemptRow,
     FileRow,
     HandleRow,
@@ -32,6 +33,7 @@ from ckptgate.ports.rows import (
 __all__ = [
     "NO_FILE",
     "ROOT_INO",
+    "WRITERS_META",
     "AttemptRow",
     "FileRow",
     "HandleRow",

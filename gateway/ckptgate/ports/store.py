@@ -171,6 +171,14 @@ class Publication(Protocol):
         """The attempt that `run/<name>` shows now, or "" (nothing or a foreign directory)."""
         ...
 
+    def published_problems(self, run: str, manifest: Manifest, manifest_bytes: bytes) -> list[str]:
+        """How `run/<name>` differs from what `publish` made with these arguments, one line each.
+
+        Names, types, bytes, targets and the gateway's own files count; what nothing can tell (an
+        object whose very bytes are published) isn't read again. Changes nothing.
+        """
+        ...
+
     def unpublish(self, run: str, name: str, attempt: str) -> None:
         """Hide `run/<name>` if it shows *attempt*; the bytes stay below `run/.ckptgate/`."""
         ...

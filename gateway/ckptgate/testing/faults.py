@@ -162,6 +162,10 @@ class FaultyStore:
     def published_attempt(self, run: str, name: str) -> str:
         return self.plan.run("published_attempt", lambda: self._store.published_attempt(run, name))
 
+    def published_problems(self, run: str, manifest: Manifest, manifest_bytes: bytes) -> list[str]:
+        call = lambda: self._store.published_problems(run, manifest, manifest_bytes)  # noqa: E731
+        return self.plan.run("published_problems", call)
+
     def unpublish(self, run: str, name: str, attempt: str) -> None:
         self.plan.run("unpublish", lambda: self._store.unpublish(run, name, attempt))
 

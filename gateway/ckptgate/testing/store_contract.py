@@ -410,6 +410,49 @@ class StoreContract:
         with pytest.raises(MissingError):
             store.plain_stat(f"{_RUN}/step-1")
 
+    def test_what_differs_in_a_published_directory_is_named(
+        self, store: Store, other: Store, tmp_path: Path
+    ) -> None:
+        """I13: by whoever changed it, since people without ckptgate read just that directory."""
+        spool = tmp_path / "spool"
+        spool.mkdir()
+        files = dict.fromkeys(("a", "b", "c", "d", "sub/e", "gone/f", "imp/g"), b"0123456789")
+        manifest, _ = store_checkpoint(store, _RUN, "step-1.0", "step-1", str(spool), files)
+        link = FileEntry(path="l", type=EntryType.SYMLINK, mode=0o777, mtime_ns=0, target="a")
+        empty = FileEntry(path="empty", type=EntryType.DIR, mode=0o755, mtime_ns=0)
+        manifest = manifest_of(_RUN, "step-1", "step-1.0", (*manifest.entries, link, empty))
+        data = encode(manifest)
+        (problem,) = store.published_problems(_RUN, manifest, data)
+        assert problem == "step-1: the published directory is not there"
+        store.publish(_RUN, manifest, data)
+        assert store.published_problems(_RUN, manifest, data) == []
+        assert other.published_problems(_RUN, manifest, data) == []
+        place = f"{_RUN}/step-1"
+        for name, content in (("a", b"0123X56789"), ("b", b"0123"), ("new", b"")):
+            local = _write(tmp_path / "spool" / "changed", content)
+            other.plain_put(f"{place}/{name}", local, mode=0o644, mtime_ns=MTIME_NS)
+        for name in ("c", "d", "gone/f"):
+            other.plain_remove(f"{place}/{name}", is_dir=False)
+        other.plain_symlink(f"{place}/d", "a")
+        other.plain_symlink(f"{place}/l", "b")
+        for name in ("gone", "empty"):
+            other.plain_remove(f"{place}/{name}", is_dir=True)
+        other.plain_mkdir(f"{place}/extra/below", 0o755)
+        seen = dict(line.split(": ", 1) for line in store.published_problems(_RUN, manifest, data))
+        assert seen.pop("step-1/a").startswith("published bytes have digest")
+        assert seen == {
+            "step-1/b": "published with 4 bytes, committed with 10",
+            "step-1/c": "missing in the published directory",
+            "step-1/d": "published as a symlink, committed as a file",
+            "step-1/l": "published with target 'b', not 'a'",
+            "step-1/gone": "missing in the published directory",
+            "step-1/empty": "missing in the published directory",
+            "step-1/new": "published, but not in the manifest",
+            "step-1/extra": "published, but not in the manifest",
+        }
+        changed = encode(manifest_of(_RUN, "step-1", "step-1.0", manifest.entries[1:]))
+        assert len(store.published_problems(_RUN, manifest, changed)) == len(seen) + 2
+
     def test_unpublishing_hides_only_the_attempt_that_is_shown(
         self, store: Store, other: Store, tmp_path: Path
     ) -> None:

@@ -18,7 +18,14 @@ from ckptgate.errors import CkptError
 from ckptgate.formats import registry
 from ckptgate.formats.base import Format
 from ckptgate.model.states import AttemptState, FileState
-from ckptgate.ports.spool import AttemptRow, FileRow, LocalBytes, NodeRow, PendingKind
+from ckptgate.ports.spool import (
+    WRITERS_META,
+    AttemptRow,
+    FileRow,
+    LocalBytes,
+    NodeRow,
+    PendingKind,
+)
 from ckptgate.vfs.context import Context, Who
 
 __all__ = ["has_live_writer", "is_hidden", "mark_torn", "record_writer", "sweep_dead_handles"]
@@ -27,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 def _meta_key(attempt: int) -> str:
-    return f"writers.{attempt}"
+    return WRITERS_META.format(attempt=attempt)
 
 
 def _writers(ctx: Context, attempt: int) -> set[tuple[int, int]]:

@@ -1,16 +1,18 @@
 """Plain names: directories, live files and symlinks outside of checkpoints.
 
 Owns the rule that a plain name is visible at once on this mount, queued for the store, and that a
-name which only the store has appears here until its removal is queued. Any thread.
+name which only the store has appears here until its removal is queued. A file whose bytes the store
+was given follows the store from then on: another node may have replaced them. Any thread.
 """
 
 from __future__ import annotations
 
 from ckptgate.errors import MissingError, TransientStoreError
 from ckptgate.model.layout import GATEWAY_DIR
-from ckptgate.ports.spool import NodeKind, NodeRow, PlainOpKind, PlainOpRow
+from ckptgate.ports.spool import FileRow, NodeKind, NodeRow, PlainOpKind, PlainOpRow
 from ckptgate.ports.store import PlainEntry, PlainKind
 from ckptgate.vfs import names
+from ckptgate.vfs.attributes import local_stat
 from ckptgate.vfs.context import Context
 from ckptgate.vfs.interface import Caller
 
@@ -143,12 +145,15 @@ def take_entry(ctx: Context, parent: NodeRow, name: str, entry: PlainEntry) -> N
 def refreshed(
     ctx: Context, caller: Caller, parent: NodeRow, name: str, child: NodeRow
 ) -> NodeRow | None:
-    """A plain child as it is now: what only the store has is looked up there again."""
-    if child.kind is NodeKind.DIR or child.file is not None:
+    """A plain child as it is now: what isn't newer here is looked up in the store again."""
+    if child.kind is NodeKind.DIR:
         return child
     if not ctx.is_due(("plain", child.ino), _REFRESH_S) or ctx.memory.opens.get(child.ino):
         return child
     if _is_queued(ctx, names.plain_path(parent, name)):
+        return child
+    file = None if child.file is None else ctx.spool.file(child.file)
+    if file is not None and not _is_given(ctx, file):
         return child
     ctx.need_block(caller)
     try:
@@ -160,9 +165,18 @@ def refreshed(
         with ctx.change():
             ctx.spool.unlink(parent.ino, name)
         return None
+    if file is not None and (entry.size, entry.mtime_ns) == (file.size, file.mtime_ns):
+        ctx.done_now(("plain", child.ino))
+        return child
     node = take_entry(ctx, parent, name, entry)
     ctx.done_now(("plain", node.ino))
     return node
+
+
+def _is_given(ctx: Context, file: FileRow) -> bool:
+    """Whether the store was given these bytes as they are: then another node's may replace them."""
+    found = local_stat(ctx, file)
+    return found is not None and (found.st_size, found.st_mtime_ns) == (file.size, file.mtime_ns)
 
 
 def _is_queued(ctx: Context, path: str) -> bool:

@@ -294,7 +294,7 @@ def test_an_edit_of_bytes_that_store_and_spool_share_is_caught_where_they_were_w
 
 def test_a_fetch_never_writes_into_a_file_that_the_store_shares(tmp_path):
     """I9: whatever the rows say, the store's bytes are not written through the spool's name."""
-    node, row, file, key = linked(tmp_path)
+    node, _, file, key = linked(tmp_path)
     key.write_bytes(b"something else, longer")
     node.spool.update_file(file, local=LocalBytes.NONE)
     with pytest.raises(IntegrityError):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 import os
+import sqlite3
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.engine_harness import RUN, Cluster, StagedNode
@@ -19,6 +21,7 @@ from ckptgate.model.documents import Evidence
 from ckptgate.model.states import FileState
 from ckptgate.ports.spool import (
     ROOT_INO,
+    WRITERS_META,
     HandleRow,
     NodeKind,
     NodeRow,
@@ -126,6 +129,18 @@ def test_a_restart_forgets_no_plain_file(cluster: Cluster) -> None:
     assert text(cluster, "config.yaml") == b"lr: 1"
 
 
+def test_a_restart_does_not_bring_an_old_version_back(cluster: Cluster, tmp_path: Path) -> None:
+    """What the store was given once may have been replaced by another node."""
+    node = cluster.node("a")
+    plain_file(node, "config.yaml", b"lr: 1")
+    node.step()
+    (tmp_path / "new").write_bytes(b"lr: 2")
+    cluster.store.plain_put("config.yaml", str(tmp_path / "new"), mode=0o644, mtime_ns=5)
+    node = cluster.node("a")
+    node.step()
+    assert text(cluster, "config.yaml") == b"lr: 2"
+
+
 def whole_file(node: StagedNode, name: str, data: bytes, *, is_torn: bool = False) -> NodeRow:
     made = plain_file(node, name, data, is_named=False)
     assert made.file is not None
@@ -205,6 +220,85 @@ def test_status_says_what_is_owed(cluster: Cluster) -> None:
     }
 
 
+def test_status_says_when_an_attempt_is_hidden_from_everybody(cluster: Cluster) -> None:
+    node = cluster.node("a")
+    row = node.begin("step-1", job="session:a/1@2")
+    node.write(row, "log.txt", b"half", is_torn=True)
+    other = node.begin("step-2", job="session:a/1@2")
+    node.write(other, "log.txt", b"whole")
+    node.raw.set_meta(WRITERS_META.format(attempt=row.id), "[[42, 7]]")
+    hidden = "hidden: the writer of 'log.txt' died with it open; commit it explicitly or abort it"
+
+    def reasons(**more: Any) -> list[str]:
+        report = status(node.raw, node.logs, node.events, **more)
+        return [attempt.reason for attempt in report.attempts]
+
+    assert reasons() == [hidden, ""]
+    assert reasons(is_alive=lambda _pid, _start: False) == [hidden, ""]
+    assert reasons(is_alive=lambda pid, start: (pid, start) == (42, 7)) == ["", ""]
+    held = node.write(row, "data.bin", b"x", is_open=True)
+    assert reasons() == ["", ""]
+    node.close_file(held)
+    node.raw.update_attempt(row.id, reason="the store is away")
+    assert reasons() == [f"the store is away; {hidden}", ""]
+    node.commit(row, None, None, is_all=True)
+    assert reasons() == ["the store is away", ""]
+
+
+def test_verify_sees_what_people_without_ckptgate_would_read(tmp_path: Path) -> None:
+    """I13: changes of the published directory and of the run's pointers, in the store itself."""
+    (tmp_path / "store").mkdir()
+    cluster = Cluster(tmp_path, store=PosixStore(str(tmp_path / "store")))
+    node = cluster.node("a")
+    for name in ("step-1", "step-2"):
+        row = node.begin(name, job=SESSION)
+        node.write(row, "a.txt", b"0123456789", rank=0)
+        node.write(row, "b.txt", b"0123456789", rank=0)
+        node.commit(row)
+        cluster.settle()
+
+    def problems(name: str) -> list[str]:
+        return list(verify_checkpoint(cluster.store, RUN, name).problems)
+
+    place = tmp_path / "store" / RUN
+    assert problems("step-1") == problems("step-2") == []
+    (place / "step-2" / "a.txt").unlink()
+    (place / "step-2" / "a.txt").write_bytes(b"9876543210")
+    (place / "step-2" / "b.txt").unlink()
+    (place / "step-2" / "new").touch()
+    found = problems("step-2")
+    assert [line.split(":")[0] for line in found] == [
+        "step-2/a.txt", "step-2/b.txt", "step-2/new",
+    ]  # fmt: skip
+    assert problems("step-1") == []
+    (place / "latest").unlink()
+    (place / "latest").symlink_to("step-1")
+    told = "latest: is the link 'step-1' in the store, the log says the link 'step-2'"
+    assert problems("step-1") == [told]
+    assert told in problems("step-2")
+    (place / "latest").unlink()
+    (place / "latest").write_text("step-2")
+    assert problems("step-2")[-1].startswith("latest: is the text 'step-2' in the store")
+    (place / "step-2").rename(place / "elsewhere")
+    assert problems("step-2")[0] == "step-2: the published directory is not there"
+    cluster.close()
+
+
+def test_a_commit_that_is_not_published_yet_is_no_problem_to_verify(cluster: Cluster) -> None:
+    plan = FaultPlan(at=1, is_lasting=True, calls=frozenset({"publish"}))
+    node = cluster.node("a", store=FaultyStore(cluster.store, plan))
+    row = node.begin("step-1", job=SESSION)
+    node.write(row, "a.txt", b"0123456789", rank=0)
+    node.commit(row)
+    cluster.settle(rounds=15)
+    assert cluster.state().current == {"step-1": "step-1.0"}
+    assert verify_checkpoint(cluster.store, RUN, "step-1").is_good
+    plan.end()
+    cluster.settle()
+    assert cluster.files("step-1") == {"a.txt": b"0123456789"}
+    assert verify_checkpoint(cluster.store, RUN, "step-1").is_good
+
+
 def test_verify_reads_every_byte_and_names_the_chunk(tmp_path: Path) -> None:
     """I1, I13: a flipped bit, a short file, a missing file, an unknown name."""
     (tmp_path / "store").mkdir()
@@ -239,3 +333,90 @@ def test_verify_reads_every_byte_and_names_the_chunk(tmp_path: Path) -> None:
     with pytest.raises(IntegrityError):
         verify_checkpoint(cluster.store, RUN, "step-1")
     cluster.close()
+
+
+# What a long run leaves behind
+
+
+def removed_pointer(node: StagedNode, target: str) -> PendingRow:
+    """rm latest, while the log says that it names *target*."""
+    row = PendingRow(
+        id=0,
+        parent=node.directory(),
+        name="latest",
+        ino=None,
+        kind=PendingKind.POINTER,
+        job_key=SESSION,
+        target=target,
+    )
+    return node.raw.add_pending(row)
+
+
+def saved(cluster: Cluster, node: StagedNode, name: str) -> None:
+    row = node.begin(name, job=SESSION)
+    node.write(row, "a.txt", name.encode(), rank=0)
+    node.commit(row)
+    cluster.settle()
+
+
+def test_a_removed_pointer_comes_back_once_it_has_long_had_another_value(cluster: Cluster) -> None:
+    """Not at once: who removed it may be about to make it again."""
+    node = cluster.node("a")
+    saved(cluster, node, "step-1")
+    removed = removed_pointer(node, "step-1")
+    cluster.clock.advance(1000)
+    cluster.settle()
+    assert node.raw.pending() == [removed]
+    # It waits for nothing: neither `status` nor an unmount count it.
+    report = status(node.raw, node.logs, node.events, membership=node.membership)
+    assert report.queue.pending_pointers == 0
+    row = node.begin("step-2", job=SESSION)
+    node.write(row, "a.txt", b"2", rank=0)
+    node.commit(row)
+    cluster.settle(rounds=12)
+    assert cluster.store.pointer_content(RUN, "latest") == "step-2"
+    assert node.raw.pending() == [removed]
+    cluster.clock.advance(60)
+    cluster.settle()
+    assert node.raw.pending() == []
+    assert (removed.parent, "latest") in node.forgotten.names
+
+
+def test_the_replaced_version_of_a_whole_file_is_told_to_the_mount(cluster: Cluster) -> None:
+    """Only the mount knows when its bytes can go."""
+    node = cluster.node("a")
+    first = whole_file(node, "best.npz", npz())
+    cluster.settle()
+    whole_file(node, "best.npz", npz())
+    cluster.settle()
+    assert node.forgotten.nodes == [first.ino]
+    assert [row.ino for row in node.raw.nameless_nodes()] == [first.ino]
+
+
+def test_a_thousand_saves_leave_no_settings_behind(cluster: Cluster) -> None:
+    node = cluster.node("a")
+    before = settings(node)
+    for step in range(3):
+        saved(cluster, node, f"step-{step}")
+    assert settings(node) - before <= {"vfs.root"}
+
+
+def settings(node: StagedNode) -> set[str]:
+    with sqlite3.connect(f"{node.raw.path}/spool.db") as database:
+        found = {key for (key,) in database.execute("SELECT key FROM meta")}
+    database.close()
+    return found
+
+
+def test_a_look_at_what_is_under_way_does_not_read_what_is_done(cluster: Cluster) -> None:
+    """1,000 committed checkpoints cost the publisher's passes and every look-up nothing."""
+    node = cluster.node("a")
+    run_ino = node.directory()
+    with sqlite3.connect(f"{node.raw.path}/spool.db") as database:
+        for column in ("run", "run_ino"):
+            plan = database.execute(
+                f"EXPLAIN QUERY PLAN SELECT * FROM attempts WHERE {column} = ? AND state IN (?, ?)",
+                (run_ino, "open", "sealed"),
+            ).fetchall()
+            assert "state=?" in plan[0][3], plan
+    database.close()

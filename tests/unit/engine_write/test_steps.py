@@ -31,7 +31,7 @@ from ckptgate.errors import (
 from ckptgate.model.ids import CHUNK_BYTES
 from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.explicit import record_explicit_commit
-from ckptgate.ports.spool import FileRow, NodeKind
+from ckptgate.ports.spool import AttemptRow, FileRow, NodeKind
 from ckptgate.testing.clock import ManualClock
 from ckptgate.testing.faults import FaultPlan, FaultyStore
 from ckptgate_adapters.posix_store import PosixStore
@@ -205,6 +205,10 @@ def test_a_full_store_is_told_once_and_tried_again(cluster: Cluster) -> None:
     cluster.settle(tick_s=5.0, rounds=10)
     assert store.tries > 2
     assert node.kinds().count("store-full") == 1
+    missing = node.fresh(row).missing
+    # Its own work first, and nothing that its vote will bring.
+    assert missing[0] == "a.txt: not in the store yet"
+    assert [line for line in missing[1:] if "vote of" not in line] == []
     store.error = None
     cluster.settle(tick_s=5.0)
     assert cluster.files("step-1") == {"a.txt": b"x"}
@@ -349,14 +353,15 @@ def test_a_commit_that_came_true_may_be_repeated_and_no_other(cluster: Cluster) 
     for rank, world in ((0, 2), (1, None), (1, 2)):
         node.commit(ranks, rank, world)
     node.commit(everything, None, None, is_all=True)
-    for row, rank, world, is_all in (
-        (ranks, None, None, True),
-        (ranks, 0, 3, False),
-        (ranks, 2, None, False),
-        (everything, 0, 1, False),
-    ):
+    others: tuple[tuple[AttemptRow, int | None, int | None], ...] = (
+        (ranks, None, None),
+        (ranks, 0, 3),
+        (ranks, 2, None),
+        (everything, 0, 1),
+    )
+    for row, of_rank, of_world in others:
         with pytest.raises(RefusedError, match="is committed"):
-            node.commit(row, rank, world, is_all=is_all)
+            node.commit(row, of_rank, of_world, is_all=of_rank is None)
 
 
 # The loop

@@ -253,6 +253,21 @@ def test_appending_to_a_file_of_the_store_fetches_it_first(world):
     assert world.read(world.a, "train.log") == b"one\ntwo\n"
 
 
+def test_a_file_that_the_store_was_given_follows_the_store(world):
+    """Another node replaces it there; what is newer here is kept."""
+    world.write(world.a, "config.json", b"mine")
+    world.catalog.add_plain("config.json", b"theirs")
+    assert world.read(world.a, "config.json") == b"mine"
+    for op in world.spool.plain_ops():
+        world.spool.drop_plain_op(op.id)
+    assert world.read(world.a, "config.json") == b"mine"
+    node = world.spool.node(world.walk(world.a, "config.json").attr.ino)
+    found = os.stat(world.spool.data_path(node.file))
+    world.spool.update_file(node.file, size=found.st_size, mtime_ns=found.st_mtime_ns)
+    world.clock.sleep(2)
+    assert world.read(world.b, "config.json") == b"theirs"
+
+
 def test_a_removed_name_of_the_store_stays_away_until_the_store_agrees(world):
     world.catalog.add_plain("old.log", b"x")
     world.unlink(world.a, "old.log")

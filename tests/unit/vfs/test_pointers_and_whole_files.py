@@ -195,3 +195,52 @@ def test_an_aborted_attempts_name_can_be_written_again(world):
     assert not world.exists(world.a, "step-1")
     world.mkdir(world.a, "step-1")
     assert world.exists(world.a, "step-1")
+
+
+def test_a_replaced_version_goes_as_soon_as_nobody_uses_it(world):
+    """The publisher tells which node lost its name; the kernel may have forgotten it before."""
+    world.write(world.a, "model.pt", b"one")
+    (row,) = _pending(world, "model.pt")
+    place_whole(world.spool, row.id)
+    known = world.walk(world.b, "model.pt").attr.ino
+    file = world.spool.node(known).file
+    world.write(world.a, "model.pt", b"second")
+    place_whole(world.spool, _pending(world, "model.pt")[0].id)
+    world.vfs.node_replaced(known)
+    assert world.spool.node(known) is not None  # the kernel may still ask for it
+    world.vfs.forget([(known, world.vfs._ctx.memory.lookups[known])])
+    assert world.spool.node(known) is None
+    assert not os.path.exists(world.spool.data_path(file))
+    newest = world.spool.child(1, "model.pt").ino
+    world.vfs.forget([(newest, world.vfs._ctx.memory.lookups.get(newest, 0))])
+    world.write(world.a, "model.pt", b"third")
+    world.vfs.forget([(newest, world.vfs._ctx.memory.lookups.get(newest, 0))])
+    place_whole(world.spool, _pending(world, "model.pt")[0].id)
+    assert world.spool.node(newest) is not None
+    world.vfs.node_replaced(newest)
+    assert world.spool.node(newest) is None
+
+
+def test_a_pointer_that_moves_a_thousand_times_leaves_no_nodes(world):
+    for step in range(5):
+        world.commit("", f"step-{step}", {"x": b"1"})
+        world.set_pointer("", "latest", f"step-{step}")
+        ino = world.walk(world.b, "latest").attr.ino
+        world.vfs.forget([(ino, 1)])
+    assert world.spool.nameless_nodes() == []
+
+
+def test_a_removed_pointer_stays_removed_for_its_job_and_remembers_what_it_hid(world):
+    world.commit("", "step-1", {"x": b"1"})
+    world.set_pointer("", "latest", "step-1")
+    world.unlink(world.a, "latest")
+    assert not world.exists(world.a, "latest")
+    assert world.readlink(world.b, "latest") == "step-1"
+    (row,) = _pending(world, "latest")
+    assert (row.ino, row.target) == (None, "step-1")
+    # Also over a commit: a trainer that makes it again must not find it there.
+    world.commit("", "step-2", {"x": b"1"})
+    world.set_pointer("", "latest", "step-2")
+    assert not world.exists(world.a, "latest")
+    world.symlink(world.a, "step-2", "latest")
+    assert world.readlink(world.a, "latest") == "step-2"

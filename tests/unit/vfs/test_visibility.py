@@ -464,6 +464,7 @@ def test_sessions_never_settle(world):
 
 def test_commit_by_name_finds_the_newest_attempt(world):
     world.mkdir(world.a, "step-1")
+    world.write(world.a, "step-1/w", b"1")
     row = world.vfs.commit_explicit("", "step-1", None, None, is_all=True)
     assert row.state is AttemptState.SEALED
     with pytest.raises(MissingError):
