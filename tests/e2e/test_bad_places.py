@@ -142,7 +142,7 @@ def test_a_log_record_that_was_edited_is_refused_by_name(tmp_path: Path):
         one, two = c.nodes
         for run in ("bad", "good"):
             assert job(SAVE, one.mnt / run / "step-1", "0", "1").returncode == 0
-            until(run, lambda r=run: (c.store / r / "step-1").is_dir())
+            until(run, (c.store / run / "step-1").is_dir)
         record = c.store / "bad/.ckptgate/log/0000000001.json"
         record.write_bytes(record.read_bytes().replace(b"explicit", b"Explicit"))
         for words in (("ls", c.store / "bad"), ("verify", c.store / "bad/step-1")):

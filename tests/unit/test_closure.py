@@ -333,7 +333,7 @@ def test_directories_merge_whatever_their_modes_and_times() -> None:
 def paths_of(votes: Mapping[str, Vote], base: list[FileEntry]) -> dict[str, str]:
     entries, problems = merge_votes(votes, base)
     assert problems == ()
-    assert merge_votes(dict(reversed(votes.items())), base) == (entries, problems)
+    assert merge_votes(dict(reversed(list(votes.items()))), base) == (entries, problems)
     return {entry.path: entry.digest for entry in entries}
 
 
@@ -540,3 +540,22 @@ def test_numbers_are_no_part_of_a_name_s_pattern() -> None:
 def test_missing_reads_as_a_sentence() -> None:
     assert str(Missing("a file", "rank 1")) == "a file (owed by rank 1)"
     assert str(Missing("a file")) == "a file"
+
+
+def test_what_a_vote_will_bring_is_not_called_missing() -> None:
+    """While its files wait for the store, the member's own lines say so; these would mislead."""
+    mine = vote(A, is_final=False, committed_all=True)
+    by_member = {A: mine}
+    final = f"the final vote of {A} (owed by {A} on alpha)"
+    expected = ExpectedSet("dcp", {"a": 5, "b": 5}, every_rank=True, world_size=2)
+    for event, known in ((SealEvent.EXPLICIT, None), (SealEvent.FORMAT, expected)):
+        found = closure(
+            event=event,
+            members={A: member(A)},
+            votes=by_member,
+            expected=known,
+            previous_paths=None,
+            waiting={"a": 0, "b": 1},
+        )
+        assert [str(one) for one in found] == [final]
+    assert has(missing(SealEvent.EXPLICIT, [mine]), "a file: the checkpoint has none")

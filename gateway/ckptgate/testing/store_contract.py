@@ -416,7 +416,8 @@ class StoreContract:
         """I13: by whoever changed it, since people without ckptgate read just that directory."""
         spool = tmp_path / "spool"
         spool.mkdir()
-        files = dict.fromkeys(("a", "b", "c", "d", "sub/e", "gone/f", "imp/g"), b"0123456789")
+        names = ["a", "b", "c", "d", "sub/e", "gone/f", "imp/g"]
+        files = dict.fromkeys(names, b"0123456789")
         manifest, _ = store_checkpoint(store, _RUN, "step-1.0", "step-1", str(spool), files)
         link = FileEntry(path="l", type=EntryType.SYMLINK, mode=0o777, mtime_ns=0, target="a")
         empty = FileEntry(path="empty", type=EntryType.DIR, mode=0o755, mtime_ns=0)
