@@ -181,9 +181,18 @@ def job(code: str, *words: str | Path, run_id: str = "job1", **env: str):
     )
 
 
-def start_job(code: str, *words: str | Path, run_id: str = "job1", **env: str):
+class Job(subprocess.Popen[str]):
+    """A process that doesn't outlive the `with` block it was started in."""
+
+    def __exit__(self, *error: Any) -> None:
+        if self.poll() is None:
+            self.kill()
+        super().__exit__(*error)
+
+
+def start_job(code: str, *words: str | Path, run_id: str = "job1", **env: str) -> Job:
     """Start Python code as a process of the job *run_id*; its standard streams are pipes."""
-    return subprocess.Popen(
+    return Job(
         [sys.executable, "-u", "-c", code, *map(str, words)],
         env=dict(os.environ, CKPTGATE_RUN_ID=run_id, **env),
         stdin=subprocess.PIPE,

@@ -56,12 +56,16 @@ class PosixPlain:
         """The directory's entries, sorted by name."""
         _check_plain(path)
         entries: list[PlainEntry] = []
-        with translated(path, "list"), self._root.directory(path) as fd:
-            for name in sorted(self._root.names(path)):
-                if not _is_hidden(name):
-                    # It may be gone by now.
-                    with contextlib.suppress(FileNotFoundError):
-                        entries.append(_entry(name, name, fd))
+        with translated(path, "list"):
+            try:
+                with self._root.directory(path) as fd:
+                    for name in sorted(self._root.names(path)):
+                        if not _is_hidden(name):
+                            # It may be gone by now.
+                            with contextlib.suppress(FileNotFoundError):
+                                entries.append(_entry(name, name, fd))
+            except NotADirectoryError as exc:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from exc
         return entries
 
     def plain_read(self, path: str, offset: int, length: int) -> bytes:

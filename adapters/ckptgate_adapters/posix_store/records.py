@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+from collections.abc import Generator
 from typing import Final
 
 from ckptgate.errors import ExistsError, IntegrityError
 from ckptgate.model.documents import MAX_DOCUMENT_BYTES
 from ckptgate.model.ids import check_relative_path
+from ckptgate.model.layout import GATEWAY_DIR
 from ckptgate_adapters.posix_store import syscalls
 from ckptgate_adapters.posix_store.failures import translate, translated
 from ckptgate_adapters.posix_store.root import (
@@ -43,7 +46,7 @@ class PosixRecords:
 
     def get(self, key: str, *, limit: int = MAX_DOCUMENT_BYTES) -> bytes:
         """The bytes under *key*, fresh."""
-        with translated(key, "read"):
+        with translated(key, "read"), self._absent_below_files(key):
             return self._root.with_file(key, lambda fd: _read_all(fd, key, limit))
 
     def children(self, prefix: str) -> list[str]:
@@ -55,6 +58,23 @@ class PosixRecords:
                 return sorted(name for name in self._root.names(prefix) if not is_temp(name))
             except FileNotFoundError:
                 return []
+
+    @contextlib.contextmanager
+    def _absent_below_files(self, key: str) -> Generator[None]:
+        """Where a file has the name of what could be a run, nothing is stored for that run.
+
+        A file or symlink in a place of our own stays an error.
+        """
+        try:
+            yield
+        except NotADirectoryError as exc:
+            run, mark, _ = key.partition(f"/{GATEWAY_DIR}/")
+            try:
+                with self._root.directory(run if mark else ""):
+                    pass
+            except (NotADirectoryError, FileNotFoundError):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), key) from exc
+            raise
 
     def _settle(self, key: str, data: bytes, exc: OSError) -> None:
         """Decide by what is there now; the failed call may have landed, or an earlier one."""

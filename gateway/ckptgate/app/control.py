@@ -12,6 +12,7 @@ from ckptgate.model.states import AttemptState
 from ckptgate.ports.explicit import record_explicit_commit
 from ckptgate.ports.spool import AttemptRow, PendingKind
 from ckptgate_adapters.channels import DatagramWaker
+from ckptgate_adapters.proc_identity import ProcIdentity
 
 __all__ = ["Control"]
 
@@ -25,6 +26,7 @@ class Control:
     def __init__(self, parts: Parts, publisher: Publisher) -> None:
         self._parts = parts
         self._publisher = publisher
+        self._identity = ProcIdentity()
         self._waker = DatagramWaker(parts.config.spool)
         self.drain_timeout_s = _DRAIN_TIMEOUT_S
         self._answers = {
@@ -50,7 +52,13 @@ class Control:
     def report(self) -> dict[str, Any]:
         """The status report as JSON values."""
         parts = self._parts
-        return status(parts.spool, parts.logs, parts.events, membership=parts.membership).to_json()
+        return status(
+            parts.spool,
+            parts.logs,
+            parts.events,
+            membership=parts.membership,
+            is_alive=self._identity.is_alive,
+        ).to_json()
 
     def left(self) -> list[dict[str, Any]]:
         """Work that isn't finished: attempts, and plain names not yet in the store."""

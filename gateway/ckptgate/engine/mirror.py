@@ -9,13 +9,14 @@ Thread rule: the publisher's one thread.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from typing import Final
 
 from ckptgate.engine.jobs import Backoff
 from ckptgate.engine.node import Node
-from ckptgate.errors import MissingError
+from ckptgate.errors import ExistsError, MissingError
 from ckptgate.model.layout import join_key
 from ckptgate.model.states import FileState
 from ckptgate.ports.spool import (
@@ -74,11 +75,18 @@ class Mirror:
         if not self._backoff.is_due(_QUEUE):
             return False
         for op in self._spool.plain_ops():
-            if not self._try(_QUEUE, f"{op.op} {op.path}", lambda op=op: self._do(op)):
+            if not self._try(_QUEUE, f"{op.op} {op.path}", lambda op=op: self._do_or_skip(op)):
                 break
             self._spool.drop_plain_op(op.id)
             did = True
         return did
+
+    def _do_or_skip(self, op: PlainOpRow) -> None:
+        """As `_do`; what can never be done must not hold up what comes after it."""
+        try:
+            self._do(op)
+        except (ExistsError, MissingError) as exc:
+            self._events.record("plain-skipped", f"{op.op} {op.path}", str(exc))
 
     def _do(self, op: PlainOpRow) -> None:
         match op.op:
@@ -205,7 +213,9 @@ class Mirror:
         self._store.plain_put(node.plain_path, source, mode=node.mode, mtime_ns=found.st_mtime_ns)
         # What is written during the copy has another time, and comes with the next one.
         self._put[node.ino] = (found.st_size, found.st_mtime_ns)
-        self._spool.update_file(file.file, size=found.st_size, mtime_ns=found.st_mtime_ns)
+        # It may have been removed meanwhile, which is queued behind this.
+        with contextlib.suppress(MissingError):
+            self._spool.update_file(file.file, size=found.st_size, mtime_ns=found.st_mtime_ns)
 
     # Whole files
 

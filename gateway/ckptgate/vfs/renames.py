@@ -8,7 +8,6 @@ revision of it: that is EPERM, as a copy under another name isn't what was asked
 from __future__ import annotations
 
 import errno
-import logging
 from dataclasses import dataclass
 
 from ckptgate.errors import BusyError, CkptError, ExistsError, MissingError
@@ -16,14 +15,7 @@ from ckptgate.model.documents import NameOpKind
 from ckptgate.model.entries import SealEvent
 from ckptgate.model.layout import join_key
 from ckptgate.model.states import AttemptState, FileState
-from ckptgate.ports.spool import (
-    AttemptRow,
-    NodeKind,
-    NodeRow,
-    PendingKind,
-    PlainOpKind,
-    PlainOpRow,
-)
+from ckptgate.ports.spool import NodeKind, NodeRow, PendingKind, PlainOpKind, PlainOpRow
 from ckptgate.vfs import directories, events, names, pending, plain, revisions, visibility
 from ckptgate.vfs.context import Context
 from ckptgate.vfs.exchange import exchange
@@ -34,8 +26,6 @@ from ckptgate.vfs.mutate import place_symlink
 from ckptgate.vfs.visibility import Found, What
 
 __all__ = ["EXCHANGE", "NOREPLACE", "rename"]
-
-_log = logging.getLogger(__name__)
 
 NOREPLACE = 1
 EXCHANGE = 2
@@ -55,14 +45,6 @@ class _Move:
 
 def _cross(name: str, why: str) -> CkptError:
     return CkptError(f"{name!r}: {why}", subject=name, errno_value=errno.EXDEV)
-
-
-def _immutable(row: AttemptRow, new_name: str) -> CkptError:
-    what = "is a revision of a committed checkpoint" if row.base is not None else "is committed"
-    _log.warning("rename-refused run=%r name=%r to=%r reason=%r", row.run, row.name, new_name, what)
-    msg = f"{row.name!r} {what} and keeps its name"
-    hint = f"copy it: cp -r {row.name} {new_name}"
-    return CkptError(msg, subject=row.name, hint=hint, errno_value=errno.EPERM)
 
 
 def rename(
@@ -132,7 +114,7 @@ def _rename_root(ctx: Context, caller: Caller, move: _Move) -> None:
     row = move.found.attempt
     assert row is not None
     if row.state not in visibility.UNDECIDED or row.base is not None:
-        raise _immutable(row, move.new_name)
+        raise revisions.name_is_kept(row, move.new_name)
     if move.new_parent.ino != move.parent.ino:
         raise _cross(move.name, "a checkpoint stays in its run directory")
     is_temporary = ctx.patterns.is_temporary(move.name)

@@ -8,9 +8,10 @@ that incarnation sees it. Any thread; `writable` may block and is called before 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import logging
 
-from ckptgate.errors import MissingError
+from ckptgate.errors import CkptError, MissingError
 from ckptgate.model.states import AttemptState
 from ckptgate.ports.spool import AttemptRow, NodeKind, NodeRow
 from ckptgate.vfs import visibility, waits
@@ -18,7 +19,7 @@ from ckptgate.vfs.context import Context, Who, stale
 from ckptgate.vfs.interface import Caller
 from ckptgate.vfs.liveness import record_writer
 
-__all__ = ["revise", "touch", "writable", "writable_directory"]
+__all__ = ["name_is_kept", "revise", "touch", "writable", "writable_directory"]
 
 _log = logging.getLogger(__name__)
 
@@ -113,6 +114,18 @@ def revise(ctx: Context, who: Who, base: AttemptRow) -> AttemptRow:
     ctx.wake()
     _log.info("revision-starts run=%r name=%r base=%s", base.run, base.name, base.attempt)
     return row
+
+
+def name_is_kept(row: AttemptRow, new_name: str) -> CkptError:
+    """The error for a rename of a committed checkpoint, or of a revision of one.
+
+    Two names would share one tree; and a copy, which tools make on EXDEV, isn't what was asked.
+    """
+    what = "is a revision of a committed checkpoint" if row.base is not None else "is committed"
+    _log.warning("rename-refused run=%r name=%r to=%r reason=%r", row.run, row.name, new_name, what)
+    msg = f"{row.name!r} {what} and keeps its name"
+    hint = f"copy it: cp -r {row.name} {new_name}"
+    return CkptError(msg, subject=row.name, hint=hint, errno_value=errno.EPERM)
 
 
 def _clone_below(

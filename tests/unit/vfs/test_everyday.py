@@ -319,6 +319,7 @@ def test_a_symlink_out_of_its_checkpoint_is_refused(world):
 
 def test_xattrs_commit_and_show_the_state(world):
     world.mkdir(world.a, "step-1")
+    world.write(world.a, "step-1/w", b"1")
     ino = world.walk(world.a, "step-1").attr.ino
     world.vfs.setxattr(world.a, ino, "user.ckptgate.commit", b"0/2", 0)
     assert world.spool.rank_commits(world.attempt("step-1").id) == (0,)
