@@ -190,7 +190,7 @@ class Job(subprocess.Popen[str]):
         super().__exit__(*error)
 
 
-def start_job(code: str, *words: str | Path, run_id: str = "job1", **env: str) -> Job:
+def start_job(code: str, *words: str | Path, run_id: str = "job1", **env: str) -> Any:
     """Start Python code as a process of the job *run_id*; its standard streams are pipes."""
     return Job(
         [sys.executable, "-u", "-c", code, *map(str, words)],

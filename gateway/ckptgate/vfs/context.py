@@ -195,6 +195,26 @@ class Context:
                 scope.is_begun = True
             yield
 
+    @contextlib.contextmanager
+    def taking_over(self) -> Generator[None]:
+        """Bring rows in line with what is already so elsewhere: right whatever the call does.
+
+        Unlike a `change` it is committed at once, unless a change is begun: resolving one name
+        must not keep the same call from asking the store about another.
+        """
+        scope = self._scope
+        if scope.stack is None or scope.is_begun:
+            with self.change():
+                yield
+            return
+        saved = scope.stack, scope.is_begun, scope.after
+        scope.stack, scope.is_begun, scope.after = None, False, []
+        try:
+            with self.change():
+                yield
+        finally:
+            scope.stack, scope.is_begun, scope.after = saved
+
     def afterwards(self, call: Callable[[], None]) -> None:
         """Do this once the present change is committed."""
         if self._scope.stack is None:

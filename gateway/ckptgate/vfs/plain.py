@@ -115,7 +115,7 @@ def take_entry(ctx: Context, parent: NodeRow, name: str, entry: PlainEntry) -> N
         "target": entry.target,
     }
     kind = _KINDS[entry.kind]
-    with ctx.change():
+    with ctx.taking_over():
         child = ctx.spool.child(parent.ino, name)
         if child is not None and child.kind is kind and child.file is None:
             if all(getattr(child, key) == value for key, value in values.items()):
@@ -162,7 +162,7 @@ def refreshed(
         ctx.store_is_away(exc, f"plain-stat {name!r}")
         return child
     if entry is None:
-        with ctx.change():
+        with ctx.taking_over():
             ctx.spool.unlink(parent.ino, name)
         return None
     if file is not None and (entry.size, entry.mtime_ns) == (file.size, file.mtime_ns):

@@ -77,7 +77,7 @@ def is_settled(ctx: Context, parent: NodeRow, row: PendingRow, view: RunView) ->
         return False
     if ctx.memory.opens.get(node.ino):
         return False
-    with ctx.change():
+    with ctx.taking_over():
         old = ctx.spool.child(parent.ino, row.name)
         if old is not None:
             ctx.spool.unlink(parent.ino, row.name)
@@ -145,7 +145,7 @@ def pointer_node(ctx: Context, parent: NodeRow, value: PointerValue) -> NodeRow:
     if _stands_for(child, kind, value.content):
         assert child is not None
         return child
-    with ctx.change():
+    with ctx.taking_over():
         child = ctx.spool.child(parent.ino, value.pointer)
         if _stands_for(child, kind, value.content):
             assert child is not None
