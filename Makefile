@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+WORKERS ?= 2
 
 .PHONY: demo test test-all lint bench setup setup-test clean
 
@@ -10,11 +11,11 @@ demo: $(VENV)/.ready
 
 # The core, with real PyTorch, on real mounts.
 test: $(VENV)/.ready-test
-	$(BIN)/python -m pytest -m "not full" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not full" -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 # Long matrices too.
 test-all: $(VENV)/.ready-test
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check

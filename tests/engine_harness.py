@@ -65,7 +65,7 @@ class Cluster:
     clock: ManualClock = field(default_factory=ManualClock)
     settings: PublisherSettings = field(
         default_factory=lambda: PublisherSettings(
-            job_wait_s=20.0, digest_threads=1, upload_threads=1
+            job_wait_s=20.0, digest_threads=1, upload_threads=1, spool_free_min_share=0.0
         )
     )
     nodes: dict[str, StagedNode] = field(default_factory=dict)

@@ -18,7 +18,11 @@ from ckptgate.errors import CkptError
 from ckptgate_adapters.channels import control_call
 from ckptgate_adapters.fuse.channel import unmount
 
-FAST = "[commit]\nidle_interval_s = 0.3\nsurvivor_delay_s = 1.0\nlive_interval_s = 0.3\n"
+FAST = (
+    "[commit]\nidle_interval_s = 0.3\nsurvivor_delay_s = 1.0\nlive_interval_s = 0.3\n"
+    # However full the disk is that the tests run on.
+    "[room]\nfree_min_share = 0.0\n"
+)
 
 
 def cli(

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.e2e.harness import Gateway, cli, cluster, job, until
+from tests.e2e.harness import Gateway, cli, cluster, job, start_job, until
 from tests.e2e.test_mount import SAVE
 
 pytestmark = [pytest.mark.fuse]
@@ -155,3 +155,91 @@ def test_a_log_record_that_was_edited_is_refused_by_name(tmp_path: Path):
         done = cli("show", c.store / "good/step-1")
         assert done.returncode == 5
         assert manifest.name in done.stderr
+
+
+BUSY = """
+import os, sys, time
+k = 0
+while True:
+    try:
+        d = f"{sys.argv[1]}/r/step-{sys.argv[2]}{k:04d}"
+        os.makedirs(d)
+        with open(d + "/f", "w") as f:
+            f.write("x")
+        os.setxattr(d, "user.ckptgate.commit", b"all")
+        k += 1
+    except OSError:
+        time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("victims", ["supervisor", "all"])
+def test_a_busy_mount_whose_daemon_is_killed_does_not_hang(tmp_path: Path, victims: str):
+    """I10, I11: kill -9 in the middle of many saves; the next mount goes on, nothing hangs."""
+    with cluster(tmp_path) as c, contextlib.ExitStack() as jobs:
+        (node,) = c.nodes
+        for number in range(3):
+            jobs.enter_context(contextlib.closing(_Running(BUSY, node.mnt, str(number))))
+        until("some commits", lambda: len(c.committed("r")) > 3)
+        info = node.info()
+        children = [] if victims == "supervisor" else [node.child("mount"), node.child("publisher")]
+        os.kill(info.pid, signal.SIGKILL)
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        again = ("mount", c.store, node.mnt, "--spool", node.spool, "--config", node.config)
+        until("a new mount", lambda: cli(*again, timeout=30).returncode == 0, 60)
+        before = len(c.committed("r"))
+        until("more commits", lambda: len(c.committed("r")) > before + 3)
+
+
+def test_umount_removes_a_mount_whose_daemon_is_dead(tmp_path: Path):
+    with cluster(tmp_path) as c:
+        (node,) = c.nodes
+        pids = [node.info().pid, node.child("mount"), node.child("publisher")]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        until("its end", lambda: not os.path.exists(f"/proc/{pids[0]}/fd/0"))
+        done = cli("umount", node.mnt, timeout=30)
+        assert done.returncode in {2, 4}, done.stderr
+        assert not os.path.ismount(node.mnt)
+
+
+class _Running:
+    """A job that runs until it is closed."""
+
+    def __init__(self, code: str, *words: str | Path) -> None:
+        self._process = start_job(code, *words)
+
+    def close(self) -> None:
+        self._process.__exit__(None, None, None)
+
+
+BIG_SAVE = """
+import os, sys
+os.makedirs(sys.argv[1])
+with open(sys.argv[1] + "/w.bin", "wb") as f:
+    f.write(bytes([int(sys.argv[2])]) * (8 << 20))
+"""
+
+
+def test_published_checkpoints_make_room_in_a_small_spool(tmp_path: Path):
+    """Ten saves of 8 MB through a spool of 64 MB; the first one is read from the store again."""
+    (tmp_path / "store").mkdir()
+    with tmpfs(tmp_path / "disk", "size=64m") as disk:
+        node = Gateway(tmp_path, "node", tmp_path / "store", "[commit]\nidle_interval_s = 0.3\n")
+        node.spool = disk / "spool"
+        with started(node):
+            for step in range(10):
+                place = node.mnt / f"run/step-{step}"
+                saved = job(BIG_SAVE, place, str(step))
+                assert saved.returncode == 0, saved.stderr
+                done = cli("commit", place, "--all", "--wait")
+                assert done.returncode == 0, done.stderr
+            events = [e for e in node.status()["events"] if e["kind"] == "evicted"]
+            assert events
+            assert all("files" in e["detail"] for e in events)
+            for step in (0, 9):
+                path = node.mnt / f"run/step-{step}/w.bin"
+                assert path.read_bytes() == bytes([step]) * (8 << 20)
+            assert os.statvfs(disk).f_bavail > 0

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.e2e.harness import Gateway, cli, cluster, job, tree, until
+from tests.e2e.harness import Gateway, cli, cluster, job, start_job, tree, until
 
 pytestmark = [pytest.mark.fuse]
 
@@ -183,3 +183,75 @@ os.kill(os.getpid(), signal.SIGKILL)
         until("the reason", lambda: [r for r in node.attempts("step-1") if "hidden" in r["reason"]])
         (row,) = node.attempts("step-1")
         assert "the writer of 'log.txt' died with it open" in row["reason"]
+
+
+LEAK = """
+import mmap, os, sys
+path, kind = sys.argv[1:]
+os.makedirs(path)
+for name in ("a.bin", "b.bin"):
+    fd = os.open(path + "/" + name, os.O_RDWR | os.O_CREAT)
+    os.write(fd, b"a" * 300000)
+    if name == "a.bin":
+        back, go = os.pipe(), os.pipe()
+        if kind == "mapping":
+            mapped = mmap.mmap(fd, 0)
+        elif not (child := os.fork()):
+            os.read(go[0], 1)
+            os.pwrite(fd, b"X" * 300000, 0)
+            os.write(back[1], b"d")
+            os._exit(0)
+    os.close(fd)
+print("saved")
+sys.stdin.readline()
+if kind == "mapping":
+    mapped[:] = b"X" * 300000
+    mapped.flush()
+else:
+    os.write(go[1], b"g")
+    os.read(back[0], 1)
+print("written")
+sys.stdin.readline()
+"""
+
+READ = """
+import mmap, sys
+good = b"a" * 300000
+path = sys.argv[1] + "/a.bin"
+early = open(path, "rb")
+early_map = mmap.mmap(early.fileno(), 0, prot=mmap.PROT_READ)
+print(early_map[:10] == good[:10])
+sys.stdin.readline()
+late = open(path, "rb")
+late_map = mmap.mmap(late.fileno(), 0, prot=mmap.PROT_READ)
+early.seek(0)
+print([early.read() == good, early_map[:] == good, late.read() == good, late_map[:] == good])
+"""
+
+
+@pytest.mark.parametrize("kind", ["descriptor", "mapping"])
+@pytest.mark.parametrize("passes", [True, False], ids=["passthrough", "fallback"])
+def test_a_leaked_writer_changes_no_committed_byte_for_readers(
+    tmp_path: Path, passes: bool, kind: str
+):
+    """I8: what a child's descriptor or a shared mapping writes after the COMMIT nobody reads."""
+    config = f"passthrough = {'true' if passes else 'false'}\n"
+    with cluster(tmp_path, config=config) as c:
+        (node,) = c.nodes
+        path = node.mnt / "run/step-1"
+        with start_job(LEAK, path, kind) as writer:
+            assert writer.stdout.readline() == "saved\n"
+            done = cli("commit", path, "--all", "--wait", "--timeout", "30")
+            assert done.returncode == 0, done.stderr
+            with start_job(READ, path, run_id="reader") as reader:
+                assert reader.stdout.readline() == "True\n"
+                writer.stdin.write("\n")
+                writer.stdin.flush()
+                assert writer.stdout.readline() == "written\n"
+                said, errors = reader.communicate("\n", timeout=30)
+                assert said == "[True, True, True, True]\n", errors
+            expected = dict.fromkeys(("a.bin", "b.bin"), b"a" * SIZE)
+            assert tree(path) == expected
+            writer.communicate("\n", timeout=30)
+        until("the publication", lambda: os.path.lexists(c.store / "run/latest"))
+        assert tree(path) == tree(c.store / "run/step-1") == expected

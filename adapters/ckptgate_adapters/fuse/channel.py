@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import socket
+import stat
 import subprocess
 from dataclasses import dataclass
 from typing import Final
@@ -97,7 +98,13 @@ def _cannot_mount(path: str, exc: OSError) -> UnusableError:
 
 
 def _mount_directly(path: str, options: MountOptions) -> int:
-    root_mode = os.stat(path).st_mode & 0o170000
+    try:
+        root_mode = os.stat(path).st_mode & 0o170000
+    except OSError as exc:
+        if exc.errno not in {errno.ENOTCONN, errno.ECONNABORTED}:
+            raise
+        # A dead mount, to be mounted over.
+        root_mode = stat.S_IFDIR
     fd = os.open(_DEVICE, os.O_RDWR | os.O_CLOEXEC)
     data = (
         f"fd={fd},rootmode={root_mode:o},user_id={os.getuid()},group_id={os.getgid()},"
@@ -242,7 +249,12 @@ def abort(mountpoint: str) -> None:
         with open(control, "w", encoding="ascii") as file:
             file.write("1")
     except FileNotFoundError:
-        number = _umount2(_absolute(mountpoint), _MNT_FORCE)
+        # In use by this descriptor, the mount itself stays: nobody finds the directory below it.
+        holder = os.open(_absolute(mountpoint), os.O_PATH | os.O_CLOEXEC)
+        try:
+            number = _umount2(_absolute(mountpoint), _MNT_FORCE)
+        finally:
+            os.close(holder)
         if number not in {0, errno.EBUSY}:
             raise OSError(number, os.strerror(number), mountpoint) from None
 

@@ -21,13 +21,12 @@ from typing import Final, TypeVar
 
 from ckptgate.errors import TransientStoreError, UnusableError
 from ckptgate.model.ids import check_relative_path
-from ckptgate.model.layout import GATEWAY_DIR
+from ckptgate.model.layout import GATEWAY_DIR, TEMP_PREFIX
 from ckptgate_adapters.posix_store import syscalls
 from ckptgate_adapters.posix_store.mounts import Mount, mount_of
 
 __all__ = ["TEMP_PREFIX", "StoreRoot", "fsync_directory", "is_temp", "new_temp", "split_key"]
 
-TEMP_PREFIX: Final = ".tmp-ckptgate-"
 _WALK: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

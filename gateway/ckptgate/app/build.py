@@ -82,6 +82,8 @@ def publisher_settings(config: Config) -> PublisherSettings:
         survivor_delay_s=commit.survivor_delay_s,
         live_interval_s=commit.live_interval_s,
         idle_interval_s=commit.idle_interval_s,
+        spool_free_min_share=config.room.free_min_share,
+        spool_free_target_share=config.room.free_target_share,
         verify=VerifyMode(config.verify) if config.verify else None,
         patterns=config.names.patterns(),
     )

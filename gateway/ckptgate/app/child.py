@@ -1,4 +1,4 @@
-"""Entry point of the two child processes: `python -m ckptgate.app.child mount|publisher SPOOL ...`.
+"""Entry point of the two child processes: `python -m ckptgate.app.child KIND SPOOL PARENT ...`.
 
 Started by the supervisor only. A child ends with its supervisor: without one, nothing would start
 the other child again.
@@ -22,8 +22,11 @@ __all__ = ["main"]
 _PR_SET_PDEATHSIG = 1
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(parent: int) -> None:
+    """Be told of the supervisor's death, and end if it died before this."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        sys.exit(1)
 
 
 def _load(spool: str) -> Config:
@@ -33,8 +36,8 @@ def _load(spool: str) -> Config:
 
 def main(argv: list[str]) -> int:
     """Run one child; returns its exit code."""
-    _end_with_parent()
-    name, spool, *rest = argv
+    name, spool, parent, *rest = argv
+    _end_with_parent(int(parent))
     config = _load(spool)
     configure_logging(config.log_level, process=name)
     if name == "mount":

@@ -23,6 +23,7 @@ __all__ = [
     "Config",
     "ConfigFile",
     "NamesSection",
+    "RoomSection",
     "default_spool",
     "load_config_file",
     "make_config",
@@ -89,6 +90,27 @@ class NamesSection(_Strict, frozen=True, kw_only=True):
         )
 
 
+class RoomSection(_Strict, frozen=True, kw_only=True):
+    """`[room]`: how full the spool's disk may get, as shares of it that are free.
+
+    Attributes:
+        free_min_share: below it, local copies of published checkpoints are given up; 0 for never.
+        free_target_share: until so much is free again.
+    """
+
+    free_min_share: float = 0.25
+    free_target_share: float = 0.4
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if not 0 <= getattr(self, name) < 1:
+                msg = f"room.{name} is not in 0 <= x < 1"
+                raise ValueError(msg)
+        if self.free_min_share > self.free_target_share:
+            msg = "room.free_min_share is more than room.free_target_share"
+            raise ValueError(msg)
+
+
 class ConfigFile(_Strict, frozen=True, kw_only=True):
     """What the file of `--config` may hold; the command line wins over it.
 
@@ -99,7 +121,7 @@ class ConfigFile(_Strict, frozen=True, kw_only=True):
         passthrough: let the kernel read and write staged files itself where it can.
         verify: `size` or `readback`; "" chooses by the store's file system.
         log_level: of the daemon.
-        commit, names: see there.
+        commit, names, room: see there.
     """
 
     store: str = ""
@@ -110,6 +132,7 @@ class ConfigFile(_Strict, frozen=True, kw_only=True):
     log_level: str = "INFO"
     commit: CommitSection = CommitSection()
     names: NamesSection = NamesSection()
+    room: RoomSection = RoomSection()
 
 
 class Config(ConfigFile, frozen=True, kw_only=True):
@@ -139,9 +162,10 @@ def load_config_file(path: str) -> ConfigFile:
 
 def _all_keys() -> list[str]:
     """Every key of the file, those of sections with the section's name."""
-    keys = [key for key in ConfigFile.__struct_fields__ if key not in {"commit", "names"}]
+    keys = [key for key in ConfigFile.__struct_fields__ if key not in {"commit", "names", "room"}]
     keys += [f"commit.{key}" for key in CommitSection.__struct_fields__]
-    return keys + [f"names.{key}" for key in NamesSection.__struct_fields__]
+    keys += [f"names.{key}" for key in NamesSection.__struct_fields__]
+    return keys + [f"room.{key}" for key in RoomSection.__struct_fields__]
 
 
 def store_path(store: str) -> str:
@@ -192,7 +216,7 @@ def make_config(file: ConfigFile, *, store: str, mountpoint: str, spool: str) ->
         msg = "no store is given"
         raise UsageError(msg, hint="ckptgate mount STORE MOUNTPOINT, or `store` in the file")
     root = store_path(chosen)
-    where = os.path.realpath(mountpoint)
+    where = os.path.abspath(mountpoint)
     staged = spool or file.spool or default_spool(root, where)
     if "://" in staged:
         msg = f"spool {staged!r} is not a local directory"

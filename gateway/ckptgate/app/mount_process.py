@@ -17,6 +17,7 @@ from typing import Final
 
 from ckptgate.app.build import build_parts, build_vfs
 from ckptgate.app.config import Config
+from ckptgate.app.mountpoints import abort_session
 from ckptgate.app.supervisor import SESSION_FILE
 from ckptgate.errors import FullError
 from ckptgate.vfs.vfs import Vfs
@@ -69,8 +70,13 @@ def run_mount(config: Config, device: int, ready_fd: int) -> int:
     receiver = DatagramReceiver(config.spool, MOUNT_SOCKET)
     threading.Thread(target=_receive, args=(receiver, server, fs), daemon=True).start()
 
+    parent = os.getppid()
+
     def on_term(number: int, frame: object) -> None:
         del number, frame
+        if os.getppid() != parent:
+            # The supervisor is dead: nobody would answer whoever waits for the mount.
+            threading.Thread(target=abort_session, args=(config.mountpoint,), daemon=True).start()
         server.stop()
 
     signal.signal(signal.SIGTERM, on_term)

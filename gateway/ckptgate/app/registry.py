@@ -42,10 +42,12 @@ class MountInfo:
 
 
 def process_start(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot, None if there is none."""
+    """Start time of a process in clock ticks since boot, None if there is none or it is dead."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stream:
-            return int(stream.read().rpartition(b")")[2].split()[19])
+            fields = stream.read().rpartition(b")")[2].split()
+        # A dead process stays listed until its parent asks for it.
+        return None if fields[0] in {b"Z", b"X"} else int(fields[19])
     except (OSError, IndexError, ValueError):
         return None
 

@@ -23,13 +23,14 @@ from typing import Final
 import msgspec
 
 from ckptgate.app.config import Config
+from ckptgate.app.mountpoints import end_session, is_mounted, prepare_mountpoint
 from ckptgate.app.registry import MountInfo, forget_mount, process_start, register_mount
-from ckptgate.errors import BusyError, UnusableError
+from ckptgate.errors import UnusableError
 from ckptgate_adapters.fuse.channel import MountOptions, mount, unmount
 from ckptgate_adapters.posix_store import PosixStore
 from ckptgate_adapters.sqlite_spool import SpoolLock, SqliteSpool
 
-__all__ = ["CONFIG_FILE", "SESSION_FILE", "Supervisor", "prepare_mountpoint"]
+__all__ = ["CONFIG_FILE", "SESSION_FILE", "Supervisor"]
 
 _log = logging.getLogger(__name__)
 
@@ -40,42 +41,6 @@ _RESTARTS_MAX: Final = 20
 _RESTART_WINDOW_S: Final = 60.0
 _READY_TIMEOUT_S: Final = 30.0
 _STOP_TIMEOUT_S: Final = 45.0
-
-
-def prepare_mountpoint(path: str) -> None:
-    """Make the directory where it is missing; clear a dead mount away; refuse a used one.
-
-    Raises:
-        UnusableError: it can't be mounted on.
-    """
-    try:
-        os.makedirs(path, exist_ok=True)
-        in_it = os.listdir(path)
-    except OSError as exc:
-        if _is_dead_mount(path):
-            _log.warning("stale-mount-removed mountpoint=%s", path)
-            unmount(path, lazy=True)
-            prepare_mountpoint(path)
-            return
-        msg = f"cannot use the mount point {path}: {exc.strerror}"
-        raise UnusableError(msg, subject=path, hint="name an empty directory") from exc
-    if os.path.ismount(path):
-        msg = f"{path} is a mount point already"
-        raise BusyError(msg, subject=path, hint=f"ckptgate umount {path}")
-    if in_it:
-        msg = f"the mount point {path} is not empty (it holds {min(in_it)!r})"
-        raise UnusableError(msg, subject=path, hint="name an empty directory")
-
-
-def _is_dead_mount(path: str) -> bool:
-    """Whether *path* is a ckptgate mount whose daemon is gone."""
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as stream:
-        for line in stream:
-            left, _, right = line.partition(" - ")
-            where = left.split()[4].replace("\\040", " ")
-            if where == path and right.startswith("fuse.ckptgate "):
-                return True
-    return False
 
 
 def _ignore(number: int, frame: object) -> None:
@@ -100,7 +65,8 @@ class _Child:
         if self.is_worn_out:
             msg = f"the {self.name} process died {_RESTARTS_MAX} times in {_RESTART_WINDOW_S:g} s"
             raise UnusableError(msg, subject=self.name, hint="see <spool>/ckptgate.log")
-        command = [sys.executable, "-m", "ckptgate.app.child", self.name, self._config.spool]
+        command = [sys.executable, "-m", "ckptgate.app.child", self.name]
+        command += [self._config.spool, str(os.getpid())]
         self.process = subprocess.Popen(
             [*command, *arguments],
             pass_fds=(*self._pass_fds, *extra_fds),
@@ -156,10 +122,8 @@ class Supervisor:
                 forget_mount(config.mountpoint)
                 # Nobody serves it any more: while the device is open, a look at it waits for ever.
                 os.close(device)
-                with contextlib.suppress(OSError):
-                    # Never by stat(2): nobody may be there any more to answer it.
-                    if _is_dead_mount(config.mountpoint):
-                        unmount(config.mountpoint, lazy=True)
+                if is_mounted(config.mountpoint):
+                    end_session(config.mountpoint)
 
     def _write_config(self) -> None:
         path = os.path.join(self._config.spool, CONFIG_FILE)

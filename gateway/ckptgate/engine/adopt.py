@@ -1,7 +1,8 @@
 """Putting the tree of a committed checkpoint into the spool.
 
 It owns the rule that what is visible is exactly the manifest: nodes that aren't in it lose their
-names, bytes that aren't its bytes are not kept. Node numbers of what stays never change.
+names, bytes that aren't its bytes, or that somebody may still write, are not kept. Node numbers of
+what stays never change.
 
 Thread rule: any thread of either process; one transaction.
 """
@@ -10,22 +11,43 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
+from ckptgate.engine.leases import has_no_open_writer
 from ckptgate.engine.manifests import load_manifest, small_chunks
 from ckptgate.engine.sharedtree import DEFAULT_DIR_MODE, TreeWriter
 from ckptgate.model.documents import EntryType, FileEntry, Manifest
 from ckptgate.model.ids import check_checkpoint_name
 from ckptgate.model.layout import full_key
 from ckptgate.model.states import AttemptState, FileState
+from ckptgate.ports.catalog import Invalidations
 from ckptgate.ports.spool import AttemptRow, FileRow, LocalBytes, NodeKind, NodeRow, Spool
 
-__all__ = ["adopt", "load_manifest"]
+__all__ = ["Unnamed", "adopt", "load_manifest", "tell_unnamed"]
 
 _log = logging.getLogger(__name__)
 
 _LOST: Final = frozenset({AttemptState.ABORTED, AttemptState.ABANDONED})
 _DIGESTED: Final = frozenset({FileState.DIGESTED, FileState.STORED})
+
+
+@dataclass(frozen=True, slots=True)
+class Unnamed:
+    """A node that lost its name by an adoption, and which name that was."""
+
+    ino: int
+    parent: int
+    name: str
+
+
+def tell_unnamed(invalidations: Invalidations, unnamed: Iterable[Unnamed]) -> None:
+    """Have the kernel look these names up again; after the adoption's transaction."""
+    for node in unnamed:
+        invalidations.name(node.parent, node.name)
+        # Only the mount knows when nobody uses it any more.
+        invalidations.node(node.ino)
 
 
 def adopt(
@@ -36,11 +58,13 @@ def adopt(
     digest: str,
     *,
     seal_index: int = -1,
+    unnamed: list[Unnamed] | None = None,
 ) -> AttemptRow:
     """Make the committed checkpoint's tree exactly *manifest*; its row, which is committed then.
 
-    Local files whose digest is the manifest's are kept with their bytes; all others have none here
-    yet. Another committed attempt of that name becomes replaced. Idempotent.
+    Local files whose digest is the manifest's and that nobody can write any more are kept with
+    their bytes; all others get a new node and have no bytes here yet. Another committed attempt of
+    that name becomes replaced. Idempotent.
 
     Args:
         spool: where to.
@@ -49,6 +73,7 @@ def adopt(
         manifest: as `load_manifest` returned it.
         digest: of the manifest's bytes, as its COMMIT names it.
         seal_index: of its SEAL in the log, -1 to leave what is known.
+        unnamed: gets the nodes that lost their names, for `tell_unnamed`.
     """
     with spool.transaction():
         row = spool.attempt_by_id(run, manifest.attempt)
@@ -63,7 +88,9 @@ def adopt(
         for other in spool.attempts(run=run, name=manifest.name, states=(AttemptState.COMMITTED,)):
             if other.id != row.id:
                 spool.update_attempt(other.id, state=AttemptState.REPLACED)
-        _Adoption(spool, row, manifest).fill()
+        removed = _Adoption(spool, row, manifest).fill()
+        if unnamed is not None:
+            unnamed.extend(removed)
         return spool.update_attempt(
             row.id,
             state=AttemptState.COMMITTED,
@@ -123,15 +150,21 @@ class _Adoption:
         if root is None:  # its tree was removed: begin with an empty one under the old number
             root = spool.add_node(_empty_root(row))
         self._files = {path: file for path, _, file in spool.files_of_attempt(row.id)}
+        self._open = {handle.file for handle in spool.handles_of_attempt(row.id)}
         self._writer = TreeWriter(spool, row.id, root, root.mtime_ns, dict(spool.tree(row.id)))
         self._modes = {e.path: e for e in manifest.entries if e.type is EntryType.DIR}
 
-    def fill(self) -> None:
-        """Make the tree what the manifest says."""
+    def fill(self) -> list[Unnamed]:
+        """Make the tree what the manifest says; the nodes that lost their names by it."""
+        removed: list[Unnamed] = []
         wanted = {entry.path: entry for entry in self._manifest.entries}
         above = {path[:at] for path in wanted for at, c in enumerate(path) if c == "/"}
         for path in sorted(self._writer.nodes, reverse=True):
             if not self._stays(path, wanted.get(path), above):
+                ino = self._writer.nodes[path].ino
+                place = self._spool.place(ino)
+                if place is not None:
+                    removed.append(Unnamed(ino, *place))
                 self._writer.remove(path)
         for entry in self._manifest.entries:
             node = self._writer.nodes.get(entry.path)
@@ -139,6 +172,7 @@ class _Adoption:
                 self._add(entry)
             else:
                 self._keep(node, entry)
+        return removed
 
     def _stays(self, path: str, entry: FileEntry | None, above: set[str]) -> bool:
         node = self._writer.nodes[path]
@@ -150,8 +184,18 @@ class _Adoption:
             return node.target == entry.target
         file = self._files.get(path)
         return entry.type is EntryType.DIR or (
-            file is not None and file.state in _DIGESTED and file.digest == entry.digest
+            file is not None
+            and file.state in _DIGESTED
+            and file.digest == entry.digest
+            and not self._may_be_written(file)
         )
+
+    def _may_be_written(self, file: FileRow) -> bool:
+        """Whether a descriptor or mapping is left through which these bytes can change."""
+        if file.is_linked or file.local is not LocalBytes.FULL:
+            # That was made sure before the store got the link; or only verified bytes come here.
+            return False
+        return file.file in self._open or not has_no_open_writer(self._spool.data_path(file.file))
 
     def _keep(self, node: NodeRow, entry: FileEntry) -> None:
         file = self._files.get(entry.path)

@@ -12,7 +12,7 @@ import os
 import threading
 from typing import Final
 
-from ckptgate.engine.adopt import adopt, load_manifest
+from ckptgate.engine.adopt import Unnamed, adopt, load_manifest, tell_unnamed
 from ckptgate.engine.events import Events
 from ckptgate.engine.fetch import Fetcher
 from ckptgate.engine.membership import Membership
@@ -163,9 +163,18 @@ class StoreCatalog:
                 # Before the tree becomes the manifest's: a late member keeps its files.
                 self._membership.check_late(mine)
             manifest = load_manifest(self._store, run, view.attempt, view.manifest)
+            unnamed: list[Unnamed] = []
             row = adopt(
-                self._spool, run, run_ino, manifest, view.manifest, seal_index=view.seal_index
+                self._spool,
+                run,
+                run_ino,
+                manifest,
+                view.manifest,
+                seal_index=view.seal_index,
+                unnamed=unnamed,
             )
+        if self._invalidations is not None:
+            tell_unnamed(self._invalidations, unnamed)
         _log.info("materialised run=%s attempt=%s", run, view.attempt)
         return row
 

@@ -113,7 +113,8 @@ class Fetcher:
             row = self._with_chunks(row)
             path = self._spool.data_path(file)
             try:
-                self._fetch_chunks(row, path, _chunk_range(row.size, offset, length))
+                while not self._fetch_chunks(row, path, _chunk_range(row.size, offset, length)):
+                    row = self._reset_if_gone(self._file(file))
             except OSError as exc:
                 if isinstance(exc, IntegrityError | MissingError):
                     raise self._failed(row, exc) from exc
@@ -211,7 +212,8 @@ class Fetcher:
 
     # Bytes
 
-    def _fetch_chunks(self, row: FileRow, path: str, wanted: range) -> None:
+    def _fetch_chunks(self, row: FileRow, path: str, wanted: range) -> bool:
+        """Have these chunks in the spool file; False if the copy was given up meanwhile."""
         fd = _open_own(path, is_begun=bool(row.have))
         try:
             if os.fstat(fd).st_size != row.size:
@@ -221,7 +223,11 @@ class Fetcher:
             for index in wanted:
                 if not (row.have and row.have[index]):
                     self._fetch_chunk(row, fd, _chunk(row, index))
-                    row = self._mark(row.file, fd, index)
+                    marked = self._mark(row.file, fd, index)
+                    if marked is None:
+                        return False
+                    row = marked
+            return True
         finally:
             os.close(fd)
 
@@ -250,10 +256,15 @@ class Fetcher:
         # Before the mark, or a power loss could leave a mark without the bytes.
         os.fdatasync(fd)
 
-    def _mark(self, file: int, fd: int, index: int) -> FileRow:
-        """Record that the chunk is here and verified; with the last one the file is whole."""
+    def _mark(self, file: int, fd: int, index: int) -> FileRow | None:
+        """Record that the chunk is here and verified; with the last one the file is whole.
+
+        None if the spool file is another one by now: the publisher gave it up to make room.
+        """
         with self._spool.transaction():
             row = self._file(file)
+            if not _is_named(fd, self._spool.data_path(file)):
+                return None
             if row.local is LocalBytes.FULL:
                 return row
             have = bytearray(row.have or bytes(chunk_count(row.size)))
@@ -323,6 +334,14 @@ def _open_own(path: str, *, is_begun: bool) -> int:
     os.close(fd)
     os.unlink(path)
     return os.open(path, flags | os.O_EXCL, 0o600)
+
+
+def _is_named(fd: int, path: str) -> bool:
+    """Whether *path* still names what is open as *fd*."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _chunk_range(size: int, offset: int, length: int) -> range:

@@ -132,7 +132,13 @@ class Membership:
         if intent is None:
             return None
         row = self._add_row(run, run_ino, name, intent)
-        return self.join(row) if row.state in _UNDECIDED else None
+        if row.state not in _UNDECIDED:
+            return None
+        row = self.join(row)
+        # It may have got another name since: then its first one is free for the next save.
+        self.refresh_shared(row.id)
+        row = self._fresh(row.id)
+        return row if row.name == name else None
 
     def send_name_ops(self, attempt: AttemptRow) -> AttemptRow:
         """Tell the other members the queued directory operations, in order; the row then.

@@ -16,7 +16,7 @@ from typing import Final
 
 from ckptgate.engine.jobs import Backoff
 from ckptgate.engine.node import Node
-from ckptgate.errors import ExistsError, MissingError
+from ckptgate.errors import ExistsError, InvalidNameError, MissingError, RefusedError
 from ckptgate.model.layout import join_key
 from ckptgate.model.states import FileState
 from ckptgate.ports.spool import (
@@ -85,7 +85,7 @@ class Mirror:
         """As `_do`; what can never be done must not hold up what comes after it."""
         try:
             self._do(op)
-        except (ExistsError, MissingError) as exc:
+        except (ExistsError, InvalidNameError, MissingError, RefusedError) as exc:
             self._events.record("plain-skipped", f"{op.op} {op.path}", str(exc))
 
     def _do(self, op: PlainOpRow) -> None:

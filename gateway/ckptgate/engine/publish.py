@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
-from ckptgate.engine.adopt import adopt
+from ckptgate.engine.adopt import Unnamed, adopt, tell_unnamed
 from ckptgate.engine.digest import Fingerprint
 from ckptgate.engine.manifests import load_manifest
 from ckptgate.engine.node import Node
@@ -125,12 +125,19 @@ class Publication:
     def _adopt(self, log: RunLog, run_ino: int, view: AttemptView) -> None:
         is_current = log.look(lambda state: state.current.get(view.name) == view.attempt)
         manifest = load_manifest(self._store, log.run, view.attempt, view.manifest)
+        unnamed: list[Unnamed] = []
         with self._spool.transaction():
             newer = self._spool.attempts(
                 run=log.run, name=view.name, states=(AttemptState.COMMITTED,)
             )
             row = adopt(
-                self._spool, log.run, run_ino, manifest, view.manifest, seal_index=view.seal_index
+                self._spool,
+                log.run,
+                run_ino,
+                manifest,
+                view.manifest,
+                seal_index=view.seal_index,
+                unnamed=unnamed,
             )
             if not is_current:
                 # Committed, and replaced since: what replaced it stays what the name means.
@@ -139,6 +146,7 @@ class Publication:
                     if other.id != row.id:
                         self._spool.update_attempt(other.id, state=AttemptState.COMMITTED)
         _log.info("adopted run=%s attempt=%s name=%s", log.run, view.attempt, view.name)
+        tell_unnamed(self._invalidations, unnamed)
         self._invalidations.name(run_ino, view.name)
         for name, folded in log.look(lambda state: dict(state.pointers)).items():
             if folded.value.target == view.name:

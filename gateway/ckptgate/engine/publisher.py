@@ -16,6 +16,7 @@ from typing import Final
 
 from ckptgate.engine.decide import Decider
 from ckptgate.engine.events import Events
+from ckptgate.engine.evict import Evictor
 from ckptgate.engine.jobs import Backoff
 from ckptgate.engine.judge import Judge
 from ckptgate.engine.membership import Membership
@@ -88,6 +89,7 @@ class Publisher:
         self._decider = Decider(node, voter=self._voter, judge=judge, sealer=sealer)
         self._publication = Publication(node, voter=self._voter)
         self._mirror = Mirror(node)
+        self._evictor = Evictor(node)
         self._backoff: Backoff[str] = Backoff(clock, settings.retry_first_s, settings.retry_max_s)
         self._said: dict[str, str] = {}
         self._followed_at: dict[str, float] = {}
@@ -104,7 +106,7 @@ class Publisher:
         self._is_busy = False
         for run in self._runs():
             did = self._guard_all(f"run {run or '/'}", partial(self._step_run, run)) or did
-        return did
+        return self._guard_all("room", self._evictor.step) or did
 
     def run(self, stop: threading.Event, wait: Callable[[float], object]) -> None:
         """Step until *stop* is set; *wait* sleeps up to that many seconds, less when woken."""

@@ -30,6 +30,9 @@ class PublisherSettings:
         racy_write_s: a file written this recently is digested a little later, so that its time
             stamp proves that nothing came after.
         upload_tries_max: how often bytes that arrive wrong are sent before the attempt says so.
+        spool_free_min_share: below this share of free room on the spool's file system local copies
+            of what is published are given up.
+        spool_free_target_share: until so much is free again.
         verify: how the store's bytes are proved; None takes the store's default.
         patterns: kinds of names.
     """
@@ -49,5 +52,7 @@ class PublisherSettings:
     job_wait_s: float = 0.05
     racy_write_s: float = 0.02
     upload_tries_max: int = 3
+    spool_free_min_share: float = 0.25
+    spool_free_target_share: float = 0.4
     verify: VerifyMode | None = None
     patterns: NamePatterns = DEFAULT_PATTERNS

@@ -9,14 +9,13 @@ Thread rule: `step` belongs to the publisher's one thread; uploads run on the po
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
-import signal
 from typing import Final
 
 from ckptgate.engine.digest import is_unchanged
 from ckptgate.engine.jobs import Backoff, Cancelled, Jobs
+from ckptgate.engine.leases import has_no_open_writer
 from ckptgate.engine.node import Node
 from ckptgate.errors import FullError, IntegrityError, TransientStoreError
 from ckptgate.model.layout import data_key, full_key, intent_key
@@ -24,7 +23,7 @@ from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.spool import AttemptRow, FileRow, LocalBytes
 from ckptgate.ports.store import DigestedFile
 
-__all__ = ["Uploader", "has_no_open_writer"]
+__all__ = ["Uploader"]
 
 _log = logging.getLogger(__name__)
 
@@ -171,27 +170,6 @@ class Uploader:
         except OSError:
             # Unknown: stay with the mark, which only costs a copy at the next write.
             return True
-
-
-def has_no_open_writer(path: str) -> bool:
-    """Whether no descriptor or mapping anywhere could write *path* (a read lease is granted).
-
-    False also where the file system knows no leases. The lease is given back at once.
-    """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        # The default signal of a broken lease, SIGIO, ends the process; SIGURG is ignored.
-        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-    return True
 
 
 def _on_one_device(local: str, other: str) -> bool:

@@ -83,6 +83,9 @@ def job_key_from(environ: Mapping[str, str], session: str) -> JobKey:
     return JobKey(JobKind.SESSION, session) if session else OUTSIDE
 
 
+WORLD_SIZE_MAX = 1_000_000
+"""No world is larger; a bigger number says nothing."""
+_DIGITS_MAX = 20
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 _WORLDS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
@@ -91,6 +94,7 @@ def rank_from(environ: Mapping[str, str]) -> RankInfo:
     """Rank and world size that *environ* tells, from the first launcher that set both."""
     for rank_name, world_name in zip(_RANKS, _WORLDS, strict=True):
         rank, world = environ.get(rank_name, ""), environ.get(world_name, "")
-        if rank.isdecimal() and world.isdecimal() and int(rank) < int(world):
+        is_number = rank.isdecimal() and world.isdecimal() and len(rank + world) < _DIGITS_MAX
+        if is_number and int(rank) < int(world) <= WORLD_SIZE_MAX:
             return RankInfo(int(rank), int(world))
     return RankInfo()

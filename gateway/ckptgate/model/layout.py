@@ -11,6 +11,7 @@ from typing import Final
 
 __all__ = [
     "GATEWAY_DIR",
+    "TEMP_PREFIX",
     "attempt_prefix",
     "attempts_prefix",
     "chunk_table_key",
@@ -29,6 +30,8 @@ __all__ = [
 ]
 
 GATEWAY_DIR: Final = ".ckptgate"
+TEMP_PREFIX: Final = ".tmp-ckptgate-"
+"""Unfinished writes in a store; nobody else's names may begin so."""
 """Directory of everything that is the gateway's own, in a run and in a published checkpoint."""
 
 _INDEX_DIGITS: Final = 10

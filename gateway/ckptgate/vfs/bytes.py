@@ -27,21 +27,17 @@ def make_file(path: str) -> int:
         return os.open(path, flags, 0o600)
 
 
-def copy_file(source: str, target: str) -> None:
-    """Make *target* a copy of *source*.
+def copy_file(source_fd: int, target: str) -> None:
+    """Make *target* a copy of what is open as *source_fd*, whose position moves.
 
     Raises:
         OSError: with errno; *target* may be partly written then.
     """
-    source_fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    target_fd = make_file(target)
     try:
-        target_fd = make_file(target)
-        try:
-            _copy(source_fd, target_fd)
-        finally:
-            os.close(target_fd)
+        _copy(source_fd, target_fd)
     finally:
-        os.close(source_fd)
+        os.close(target_fd)
 
 
 def _copy(source_fd: int, target_fd: int) -> None:

@@ -68,6 +68,11 @@ def _exchange_inner(
         if row is None or JobKey.parse(row.job_key).is_shared or parents[0].ino != parents[1].ino:
             raise _refused(first[1])
     old = [names.path_in_attempt(ctx, end[2].ino) for end in ends]
+    for end, path in zip(ends, reversed(old), strict=True):
+        if end[2].kind is NodeKind.SYMLINK:
+            names.check_symlink(path, end[2].target)
+        elif end[2].kind is NodeKind.DIR:
+            names.check_symlinks_below(ctx, end[2], path)
     with ctx.change():
         _swap(ctx, ends[0], ends[1])
         revisions.touch(ctx, ctx.who(caller), parents[0])

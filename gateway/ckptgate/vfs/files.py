@@ -5,11 +5,13 @@ Owns the rule that a node has one backing file and one mode while it is open. An
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
 
 from ckptgate.errors import CkptError, ExistsError, MissingError
+from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.spool import (
     NO_FILE,
     FileRow,
@@ -21,7 +23,7 @@ from ckptgate.ports.spool import (
 from ckptgate.vfs import names, pending, revisions, visibility
 from ckptgate.vfs.attributes import entry_of, is_decided
 from ckptgate.vfs.bytes import make_file
-from ckptgate.vfs.context import Context, OpenFile, Who
+from ckptgate.vfs.context import Context, OpenFile, Who, stale
 from ckptgate.vfs.interface import Caller, Entry, Opened
 from ckptgate.vfs.writing import file_of, is_frozen, pending_kind, prepare_write
 
@@ -138,9 +140,15 @@ def _open_to_read(ctx: Context, caller: Caller, node: NodeRow) -> Opened:
         with ctx.change():
             return _add_handle(ctx, caller, node, None, -1, is_writer=False)
     file = file_of(ctx, node)
+    if _has_successor(ctx, node, file):
+        msg = f"node {node.ino} was replaced when its checkpoint was committed"
+        raise stale(f"node {node.ino}", msg)
     fd, is_complete = _read_descriptor(ctx, node, file)
     try:
         with ctx.change():
+            if is_complete and node.size and file_of(ctx, node).local is not file.local:
+                # Given up to make room: its bytes may not be passed through beside fetched ones.
+                is_complete = False
             opened = _add_handle(ctx, caller, node, file.file, fd, is_writer=False)
     except BaseException:
         os.close(fd)
@@ -148,6 +156,17 @@ def _open_to_read(ctx: Context, caller: Caller, node: NodeRow) -> Opened:
     # Pages of a copy that was let go may be those that somebody changed.
     keep = is_decided(ctx, node) and (is_complete or file.local is not LocalBytes.FULL)
     return Opened(fh=opened.fh, fd=fd, is_complete=is_complete, keep_cache=keep)
+
+
+def _has_successor(ctx: Context, node: NodeRow, file: FileRow) -> bool:
+    """Whether a commit gave the name a new node: somebody may still write this one's bytes.
+
+    The kernel may not have been told yet; after ESTALE it looks the name up again.
+    """
+    if node.attempt is None or file.state is not FileState.STORED or ctx.spool.place(node.ino):
+        return False
+    row = ctx.spool.attempt(node.attempt)
+    return row is not None and row.state is AttemptState.COMMITTED
 
 
 def _read_descriptor(ctx: Context, node: NodeRow, file: FileRow) -> tuple[int, bool]:
@@ -159,7 +178,9 @@ def _read_descriptor(ctx: Context, node: NodeRow, file: FileRow) -> tuple[int, b
     path = ctx.spool.data_path(file.file)
     if file.local is LocalBytes.FULL and ctx.catalog.is_local(file.file):
         flags = _READ_FLAGS if is_frozen(ctx, node, file) else _WRITE_FLAGS
-        return os.open(path, flags), True
+        # The publisher may give the copy up to make room.
+        with contextlib.suppress(FileNotFoundError):
+            return os.open(path, flags), True
     return os.open(path, _READ_FLAGS | os.O_CREAT, 0o600), node.size == 0
 
 

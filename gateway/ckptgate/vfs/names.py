@@ -11,13 +11,14 @@ import errno
 from ckptgate.errors import InvalidNameError, RefusedError
 from ckptgate.model.documents import EntryType, FileEntry
 from ckptgate.model.ids import check_checkpoint_name, check_name, check_relative_path
-from ckptgate.model.layout import GATEWAY_DIR, join_key
-from ckptgate.ports.spool import ROOT_INO, NodeRow
+from ckptgate.model.layout import GATEWAY_DIR, TEMP_PREFIX, join_key
+from ckptgate.ports.spool import ROOT_INO, NodeKind, NodeRow
 from ckptgate.vfs.context import Context, stale
 
 __all__ = [
     "check_new_name",
     "check_symlink",
+    "check_symlinks_below",
     "is_checkpoint",
     "is_pointer",
     "is_special",
@@ -74,10 +75,13 @@ def check_new_name(ctx: Context, parent: NodeRow, name: str, *, is_attempt: bool
 
     Raises:
         InvalidNameError: with EILSEQ, ENAMETOOLONG or EINVAL.
-        RefusedError: EACCES for the gateway's own directory.
+        RefusedError: EACCES for the gateway's own names.
     """
     if name == GATEWAY_DIR:
         msg = f"{GATEWAY_DIR!r} is the gateway's own directory, nothing may be created there"
+        raise RefusedError(msg, subject=name, errno_value=errno.EACCES)
+    if name.startswith(TEMP_PREFIX):
+        msg = f"names that begin with {TEMP_PREFIX!r} are the gateway's own"
         raise RefusedError(msg, subject=name, errno_value=errno.EACCES)
     if is_attempt:
         check_checkpoint_name(name)
@@ -91,6 +95,15 @@ def check_new_name(ctx: Context, parent: NodeRow, name: str, *, is_attempt: bool
     check_relative_path(below)
     if parent.ino != ROOT_INO and parent.attempt is None and ctx.spool.place(parent.ino) is None:
         raise stale(name, "its directory was removed")
+
+
+def check_symlinks_below(ctx: Context, directory: NodeRow, path: str) -> None:
+    """Refuse to give *directory* the path *path* if a symlink below it would lead out then."""
+    for name, child in ctx.spool.children(directory.ino):
+        if child.kind is NodeKind.SYMLINK:
+            check_symlink(join_key(path, name), child.target)
+        elif child.kind is NodeKind.DIR:
+            check_symlinks_below(ctx, child, join_key(path, name))
 
 
 def check_symlink(path: str, target: str) -> None:

@@ -83,6 +83,9 @@ def store_child(ctx: Context, caller: Caller, parent: NodeRow, name: str) -> Nod
     entry = _stat(ctx, parent, name, path)
     if entry is None or entry.is_managed or name == GATEWAY_DIR:
         return None
+    if entry.kind is PlainKind.SYMLINK and names.is_checkpoint(ctx, parent, name):
+        # A save through it would go wherever it leads.
+        return None
     node = take_entry(ctx, parent, name, entry)
     ctx.done_now(("plain", node.ino))
     return node

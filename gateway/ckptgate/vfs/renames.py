@@ -221,6 +221,8 @@ def _rename_inner(
     new = join_key(names.path_in_attempt(ctx, new_parent.ino), new_name)
     if node.kind is NodeKind.SYMLINK:
         names.check_symlink(new, node.target)
+    elif node.kind is NodeKind.DIR:
+        names.check_symlinks_below(ctx, node, new)
     with ctx.change():
         target = ctx.spool.child(new_parent.ino, new_name)
         if target is not None:

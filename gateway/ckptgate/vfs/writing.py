@@ -11,7 +11,7 @@ import errno
 import os
 from dataclasses import dataclass
 
-from ckptgate.errors import MissingError
+from ckptgate.errors import FullError, MissingError
 from ckptgate.model.states import FileState
 from ckptgate.ports.spool import FileRow, LocalBytes, NodeRow, PendingKind, PendingRow
 from ckptgate.vfs import names, pending, revisions
@@ -25,6 +25,7 @@ __all__ = ["file_of", "is_frozen", "pending_kind", "prepare_write"]
 
 _COPY_BYTES_INLINE = 1024 * 1024
 """A larger copy is made where waiting is allowed."""
+_TRIES_MAX = 8
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -203,13 +204,33 @@ def _copied(ctx: Context, caller: Caller, node: NodeRow, *, is_emptied: bool) ->
         file = ctx.spool.add_file().file
         ctx.catalog.plain_fetch(node.plain_path or "", file)
         return file
-    source = file_of(ctx, node)
-    if source.local is not LocalBytes.FULL or not ctx.catalog.is_local(source.file):
-        ctx.need_block(caller)
-        os.close(os.open(ctx.spool.data_path(source.file), _READ_FLAGS | os.O_CREAT, 0o600))
-        ctx.catalog.fetch(source.file, 0, node.size)
-    elif node.size > _COPY_BYTES_INLINE:
-        ctx.need_block(caller)
-    file = ctx.spool.add_file().file
-    copy_file(ctx.spool.data_path(source.file), ctx.spool.data_path(file))
+    source_fd = _open_whole(ctx, caller, node)
+    try:
+        if node.size > _COPY_BYTES_INLINE:
+            ctx.need_block(caller)
+        file = ctx.spool.add_file().file
+        copy_file(source_fd, ctx.spool.data_path(file))
+    finally:
+        os.close(source_fd)
     return file
+
+
+def _open_whole(ctx: Context, caller: Caller, node: NodeRow) -> int:
+    """All bytes of the node, to be read; they are fetched if they have to. May block."""
+    for _ in range(_TRIES_MAX):
+        file = file_of(ctx, node)
+        path = ctx.spool.data_path(file.file)
+        if file.local is not LocalBytes.FULL or not ctx.catalog.is_local(file.file):
+            ctx.need_block(caller)
+            os.close(os.open(path, _READ_FLAGS | os.O_CREAT, 0o600))
+            ctx.catalog.fetch(file.file, 0, node.size)
+        try:
+            fd = os.open(path, _READ_FLAGS)
+        except FileNotFoundError:
+            continue
+        # The publisher may have given the copy up meanwhile, to make room.
+        if file_of(ctx, node).local is LocalBytes.FULL:
+            return fd
+        os.close(fd)
+    msg = f"the bytes of node {node.ino} were given up again and again to make room"
+    raise FullError(msg, subject=str(node.ino))

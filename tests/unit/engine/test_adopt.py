@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,7 +24,7 @@ from ckptgate.model.documents import (
 from ckptgate.model.entries import Quarantine
 from ckptgate.model.layout import data_key, manifest_key
 from ckptgate.model.states import AttemptState, FileState
-from ckptgate.ports.spool import ROOT_INO, LocalBytes
+from ckptgate.ports.spool import ROOT_INO, HandleRow, LocalBytes
 
 MEMBER = "host-00000000"
 
@@ -148,6 +151,35 @@ def test_a_torn_local_file_is_replaced_by_the_stores(make_node):
     row = a.catalog.materialise("run", row.run_ino, "step-1")
     assert a.file_at(row, "x") != old
     assert a.read(row, "x") == b"1"
+
+
+@pytest.mark.parametrize("left", ["handle", "descriptor", "mapping"])
+def test_bytes_that_somebody_may_still_write_are_replaced_by_the_stores(make_node, left):
+    """I8: a child that kept the descriptor, or a shared mapping, writes after the COMMIT."""
+    a = make_node("a")
+    row = a.save("step-1", {"sub/x": b"1", "y": b"2"})
+    before, old = dict(a.spool.tree(row.id)), a.file_at(row, "sub/x")
+    local = a.spool.data_path(old)
+    with contextlib.ExitStack() as stack:
+        if left == "handle":
+            ino = before["sub/x"].ino
+            a.spool.add_handle(HandleRow(fh=7, ino=ino, file=old, pid=1, start=1, is_closed=True))
+        elif left == "descriptor":
+            stack.enter_context(open(local, "r+b"))
+        else:
+            with open(local, "r+b") as stream:
+                stack.enter_context(mmap.mmap(stream.fileno(), 0))
+        row = a.catalog.materialise("run", row.run_ino, "step-1")
+        after = dict(a.spool.tree(row.id))
+        Path(local).write_bytes(b"?")
+        assert a.read(row, "sub/x") == b"1"
+    assert after["sub/x"].ino != before["sub/x"].ino
+    assert a.file_at(row, "sub/x") != old
+    assert after["y"] == before["y"]
+    assert a.spool.node(before["sub/x"].ino) is not None, "whoever has it open goes on"
+    assert (before["sub"].ino, "x") in a.invalidated.names
+    assert (before["sub/x"].ino, "") in a.invalidated.names
+    assert (row.root, "y") not in a.invalidated.names
 
 
 def test_symlinks_and_empty_directories_are_adopted(make_node):

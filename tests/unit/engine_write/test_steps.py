@@ -18,8 +18,8 @@ from tests.engine_harness import RUN, Cluster
 from ckptgate.engine.digest import SpoolView, digest_file, has_hole
 from ckptgate.engine.fetch import Fetcher
 from ckptgate.engine.jobs import Backoff, Cancelled, Jobs
+from ckptgate.engine.leases import has_no_open_writer
 from ckptgate.engine.settings import PublisherSettings
-from ckptgate.engine.uploads import has_no_open_writer
 from ckptgate.errors import (
     FullError,
     IntegrityError,

@@ -89,6 +89,22 @@ def test_bytes_that_are_in_the_store_are_copied_before_they_are_written(world):
     assert world.read(world.a, "step-1/w") == b"NEW"
 
 
+def test_a_node_that_lost_its_name_by_the_commit_is_not_opened_from_a_stale_name(world):
+    """I8: the kernel looks the name up again, though it was not told yet."""
+    world.mkdir(world.a, "step-1")
+    opened = world.open_new(world.a, "step-1/w")
+    old = world.walk(world.a, "step-1/w").attr.ino
+    world.vfs.flush(world.a, opened.fh)
+    row = world.commit_own("", "step-1")
+    assert world.read(world.b, "step-1/w") == b""
+    world.spool.unlink(row.root, "w")
+    with pytest.raises(CkptError) as caught:
+        world.vfs.open(world.b, old, os.O_RDONLY)
+    assert caught.value.errno == errno.ESTALE
+    assert os.pwrite(opened.fd, b"x", 0) == 1, "whoever has it open goes on"
+    world.vfs.release(opened.fh)
+
+
 def test_a_reader_of_stored_bytes_keeps_them_while_a_writer_gets_a_new_node(world):
     """I8."""
     world.mkdir(world.a, "step-1")

@@ -14,9 +14,10 @@ from typing import Any, Final
 from ckptgate.app.config import Config, ConfigFile, load_config_file, make_config
 from ckptgate.app.locate import require_mount
 from ckptgate.app.logs import configure_logging
+from ckptgate.app.mountpoints import end_session, is_dead_mount, prepare_mountpoint, resolve
 from ckptgate.app.publisher_process import LEFT_FILE
-from ckptgate.app.registry import MountInfo
-from ckptgate.app.supervisor import Supervisor, prepare_mountpoint
+from ckptgate.app.registry import MountInfo, find_mount
+from ckptgate.app.supervisor import Supervisor
 from ckptgate.errors import BusyError, CkptError, ErrorKind, ExitCode, PendingError, UnusableError
 from ckptgate_adapters.channels import RemoteError, control_call, error_reply
 from ckptgate_adapters.fuse.channel import unmount
@@ -57,7 +58,9 @@ def add_commands(commands: Any) -> None:
 
 def _mount(args: argparse.Namespace) -> int:
     file = load_config_file(args.config) if args.config else ConfigFile()
-    config = make_config(file, store=args.store, mountpoint=args.mountpoint, spool=args.spool)
+    config = make_config(
+        file, store=args.store, mountpoint=resolve(args.mountpoint), spool=args.spool
+    )
     if not args.foreground:
         _check_before(config)
         _mount_in_background(config, args)
@@ -135,7 +138,13 @@ def _mount_in_background(config: Config, args: argparse.Namespace) -> None:
 
 
 def _umount(args: argparse.Namespace) -> int:
-    mount = require_mount(args.mountpoint)
+    path = resolve(args.mountpoint)
+    if find_mount(path) is None and is_dead_mount(path):
+        end_session(path)
+        print(f"removed the mount {path}, whose daemon had died", file=sys.stderr)
+        print("what it had staged is in its spool: mount it again", file=sys.stderr)
+        return ExitCode.PENDING
+    mount = require_mount(path)
     left = unmount_and_drain(mount, timeout_s=args.timeout, lazy=args.lazy)
     if not left:
         print(f"unmounted {mount.mountpoint}: everything is in the store")

@@ -1,0 +1,147 @@
+"""Room in the spool: what is published is in the store, so its local copy is the first to go.
+
+It owns the rule which local copies may be given up: of files that the store has, verified, that
+nobody has open, and that only committed and published checkpoints name. What is undecided and what
+was given up (it is evidence) stays, however short the room.
+
+Thread rule: `step` belongs to the publisher's one thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from ckptgate.engine.fetch import drop_copy
+from ckptgate.engine.node import Node
+from ckptgate.errors import CkptError
+from ckptgate.model.states import AttemptState, FileState
+from ckptgate.ports.spool import AttemptRow, FileRow, LocalBytes
+
+__all__ = ["Evictor", "Room", "room_of"]
+
+_log = logging.getLogger(__name__)
+
+_INTERVAL_S: Final = 1.0
+_PAUSE_FACTOR: Final = 20
+"""A look at very many files takes its time: it is done less often then."""
+_LOG_AGE_MAX_S: Final = 10.0
+_BLOCK_BYTES: Final = 512
+_DECIDED: Final = (AttemptState.REPLACED, AttemptState.COMMITTED)
+"""Whose copies may go, in this order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes of a file system: all, and those that are free for us."""
+
+    total: int
+    free: int
+
+
+def room_of(path: str) -> Room:
+    """The room of the file system that *path* is on.
+
+    Raises:
+        OSError: it can't be asked.
+    """
+    found = os.statvfs(path)
+    return Room(total=found.f_blocks * found.f_frsize, free=found.f_bavail * found.f_frsize)
+
+
+class Evictor:
+    """Gives up local copies of published files when the spool's disk gets short."""
+
+    def __init__(self, node: Node, *, room: Callable[[str], Room] = room_of) -> None:
+        self._spool = node.spool
+        self._logs = node.logs
+        self._clock = node.clock
+        self._events = node.events
+        self._settings = node.settings
+        self._room = room
+        self._due_at: float | None = None
+
+    def step(self) -> bool:
+        """Make room if it is short, at most once a second; True if any was made."""
+        began_s = self._clock.monotonic()
+        if self._due_at is not None and began_s < self._due_at:
+            return False
+        self._due_at = began_s + _INTERVAL_S
+        room = self._room(self._spool.path)
+        if room.free >= room.total * self._settings.spool_free_min_share:
+            return False
+        wanted = room.total * self._settings.spool_free_target_share - room.free
+        count = freed = 0
+        for file in self._candidates():
+            if freed >= wanted:
+                break
+            won = self._drop(file)
+            count += won > 0
+            freed += won
+        took_s = self._clock.monotonic() - began_s
+        self._due_at = began_s + max(_INTERVAL_S, _PAUSE_FACTOR * took_s)
+        if count:
+            detail = (
+                f"{count} published files, {freed} bytes: {room.free} of {room.total} bytes of "
+                "the spool's disk were free; they are read from the store again"
+            )
+            self._events.record("evicted", self._spool.path, detail)
+        return count > 0
+
+    def _candidates(self) -> Iterator[FileRow]:
+        """Files whose local copy may go, the first to go first."""
+        unreadable: set[str] = set()
+        for state in _DECIDED:
+            for row in self._spool.attempts(states=(state,)):
+                if row.run in unreadable:
+                    continue
+                try:
+                    is_published = self._is_published(row)
+                except CkptError as exc:
+                    # One run's log, or the store: the others' copies can still go.
+                    unreadable.add(row.run)
+                    _log.warning("not-evicted run=%s error=%s", row.run, exc)
+                    continue
+                if is_published:
+                    stored = self._spool.files_of_attempt(row.id, states=(FileState.STORED,))
+                    yield from (file for _, _, file in stored if _is_copy(file))
+
+    def _is_published(self, row: AttemptRow) -> bool:
+        if not self._is_known_published(row):
+            self._logs.get(row.run).refresh_if_older(_LOG_AGE_MAX_S)
+        return self._is_known_published(row)
+
+    def _is_known_published(self, row: AttemptRow) -> bool:
+        """By what was read of the log so far."""
+        view = self._logs.get(row.run).look(lambda state: state.attempts.get(row.attempt))
+        return row.state in _DECIDED and view is not None and view.is_published
+
+    def _drop(self, seen: FileRow) -> int:
+        """Give up a local copy; the bytes that this frees, 0 if it has to stay."""
+        with self._spool.transaction():
+            row = self._spool.file(seen.file)
+            if row is None or not _is_copy(row) or self._spool.handles(file=row.file):
+                return 0
+            for node in self._spool.nodes_of_file(row.file):
+                owner = None if node.attempt is None else self._spool.attempt(node.attempt)
+                # A revision under way has its base's files too.
+                if owner is None or not self._is_known_published(owner):
+                    return 0
+            try:
+                stat = os.stat(self._spool.data_path(row.file), follow_symlinks=False)
+            except FileNotFoundError:
+                return 0
+            if stat.st_nlink > 1 or not stat.st_blocks:
+                # Nothing is won: the store shares these bytes, or there are none.
+                return 0
+            drop_copy(self._spool, row)
+            return stat.st_blocks * _BLOCK_BYTES
+
+
+def _is_copy(file: FileRow) -> bool:
+    """Whether the store has what lies here."""
+    is_here = file.local is not LocalBytes.NONE
+    return is_here and file.state is FileState.STORED and bool(file.key)

@@ -1,0 +1,184 @@
+"""A short spool disk: which local copies go, and that nothing else does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.engine_harness import RUN, Cluster, StagedNode
+
+from ckptgate.app.config import RoomSection
+from ckptgate.engine.evict import Evictor, Room
+from ckptgate.engine.fetch import Fetcher
+from ckptgate.engine.node import Node
+from ckptgate.engine.settings import PublisherSettings
+from ckptgate.model.states import AttemptState
+from ckptgate.ports.spool import NO_FILE, AttemptRow, HandleRow, LocalBytes
+from ckptgate_adapters.posix_store import PosixStore
+
+SIZE = 64 * 1024
+TOTAL = 10 * SIZE
+
+
+def evictor(
+    node: StagedNode, cluster: Cluster, free: int, *, room: Callable[[str], Room] | None = None
+) -> Evictor:
+    """One with *free* of TOTAL bytes free before each round; 3 and 5 of 10 files are its limits."""
+    wired = Node(
+        store=cluster.store,
+        spool=node.spool,
+        logs=node.logs,
+        membership=node.membership,
+        clock=cluster.clock,
+        member=node.member,
+        events=node.events,
+        invalidations=node.forgotten,
+        settings=PublisherSettings(spool_free_min_share=0.3, spool_free_target_share=0.5),
+    )
+    return Evictor(wired, room=room or (lambda _path: Room(total=TOTAL, free=free)))
+
+
+def save(cluster: Cluster, node: StagedNode, name: str) -> tuple[AttemptRow, int]:
+    """A committed and published checkpoint with one file."""
+    row = node.begin(name)
+    file = node.write(row, "w.bin", name.encode().ljust(SIZE, b"."), rank=0)
+    node.commit(row)
+    cluster.settle()
+    assert node.fresh(row).state is AttemptState.COMMITTED
+    return row, file
+
+
+def is_here(node: StagedNode, file: int) -> bool:
+    row = node.raw.file(file)
+    assert row is not None
+    there = os.path.exists(node.raw.data_path(file))
+    assert there == (row.local is not LocalBytes.NONE)
+    return there
+
+
+def test_with_room_enough_nothing_goes(cluster: Cluster) -> None:
+    node = cluster.node("a")
+    _, file = save(cluster, node, "step-1")
+    assert not evictor(node, cluster, 3 * SIZE).step()
+    assert is_here(node, file)
+
+
+def test_replaced_copies_go_first_then_the_oldest_until_there_is_room(cluster: Cluster) -> None:
+    node = cluster.node("a")
+    saved = [save(cluster, node, f"step-{n}") for n in range(5)]
+    node.raw.update_attempt(saved[3][0].id, state=AttemptState.REPLACED)
+    files = [file for _, file in saved]
+    assert evictor(node, cluster, 2 * SIZE).step()
+    assert [is_here(node, file) for file in files] == [False, False, True, False, True]
+    (event,) = [e for e in node.events.recent(9) if e.kind == "evicted"]
+    assert f"3 published files, {3 * SIZE} bytes" in event.detail
+
+
+def test_what_was_evicted_is_fetched_and_verified_again(cluster: Cluster) -> None:
+    node = cluster.node("a")
+    _, file = save(cluster, node, "step-1")
+    assert evictor(node, cluster, 0).step()
+    assert not is_here(node, file)
+    Fetcher(store=cluster.store, spool=node.raw, events=node.events).fetch(file, 0, SIZE)
+    assert Path(node.raw.data_path(file)).read_bytes() == b"step-1".ljust(SIZE, b".")
+    assert evictor(node, cluster, 0).step()
+
+
+def test_undecided_given_up_unpublished_and_open_files_stay(cluster: Cluster) -> None:
+    node = cluster.node("a")
+    _, is_open = save(cluster, node, "step-1")
+    node.raw.add_handle(HandleRow(fh=77, ino=1, file=is_open, pid=0, start=0, is_closed=True))
+    base, shared = save(cluster, node, "step-2")
+    node.begin("step-2", base=base)
+    gone = node.begin("step-3")
+    aborted = node.write(gone, "w.bin", b"a" * SIZE, rank=0)
+    node.event(gone)
+    node.publisher.request_abort(gone.id, "test")
+    assert node.fresh(gone).state in {AttemptState.ABORTED, AttemptState.ABANDONED}
+    young = node.begin("step-4")
+    undecided = node.write(young, "w.bin", b"b" * SIZE, rank=0)
+    node.step()
+    assert NO_FILE not in {is_open, shared, aborted, undecided}
+    assert not evictor(node, cluster, 0).step()
+    assert all(is_here(node, file) for file in (is_open, shared, aborted, undecided))
+    node.raw.drop_handle(77)
+    assert evictor(node, cluster, 0).step()
+    assert not is_here(node, is_open)
+
+
+def test_bytes_that_are_committed_but_not_yet_published_stay(cluster: Cluster) -> None:
+    node = cluster.node("a")
+    row, file = save(cluster, node, "step-1")
+    node.raw.update_attempt(row.id, attempt="step-1.99")
+    assert not evictor(node, cluster, 0).step()
+    assert is_here(node, file)
+
+
+def test_bytes_that_the_store_shares_stay(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    store = PosixStore(str(tmp_path / "store"))
+    store.probe()
+    cluster = Cluster(tmp_path, store=store)
+    node = cluster.node("a")
+    _, file = save(cluster, node, "step-1")
+    assert os.stat(node.raw.data_path(file)).st_nlink > 1
+    assert not evictor(node, cluster, 0).step()
+    assert is_here(node, file)
+    cluster.close()
+
+
+def test_the_disk_is_looked_at_once_a_second(cluster: Cluster) -> None:
+    node = cluster.node("a")
+    looks: list[str] = []
+
+    def room(path: str) -> Room:
+        looks.append(path)
+        return Room(total=TOTAL, free=TOTAL)
+
+    made = evictor(node, cluster, 0, room=room)
+    for _ in range(3):
+        made.step()
+    assert looks == [node.raw.path]
+    cluster.clock.advance(1.0)
+    made.step()
+    assert len(looks) == 2
+
+
+def test_a_copy_given_up_in_the_middle_of_a_fetch_is_begun_again(cluster: Cluster) -> None:
+    """I8: a chunk counts only in the file that it was written to."""
+    node = cluster.node("a")
+    _, file = save(cluster, node, "step-1")
+    assert evictor(node, cluster, 0).step()
+    path = Path(node.raw.data_path(file))
+    read, reads = cluster.store.read, []
+
+    def interrupted(key: str, offset: int, length: int) -> bytes:
+        reads.append(key)
+        if len(reads) == 1:
+            # Given up, and opened by a reader meanwhile, who made the name again.
+            path.unlink()
+            path.touch()
+        return read(key, offset, length)
+
+    cluster.store.read = interrupted  # type: ignore[method-assign]
+    Fetcher(store=cluster.store, spool=node.raw, events=node.events).fetch(file, 0, SIZE)
+    assert len(reads) == 2
+    assert path.read_bytes() == b"step-1".ljust(SIZE, b".")
+
+
+@pytest.mark.parametrize(("least", "target"), [(-0.1, 0.4), (0.2, 1.0), (0.5, 0.4)])
+def test_shares_that_make_no_sense_are_refused(least: float, target: float) -> None:
+    with pytest.raises(ValueError, match=r"room\."):
+        RoomSection(free_min_share=least, free_target_share=target)
+
+
+def test_one_run_s_damaged_log_does_not_keep_the_others_copies(cluster: Cluster) -> None:
+    node = cluster.node("a")
+    row, _ = save(cluster, node, "step-1")
+    other, file = save(cluster, node, "step-2")
+    node.raw.update_attempt(row.id, run="../bad", attempt="step-1.99")
+    assert other.run == RUN
+    assert evictor(node, cluster, 0).step()
+    assert not is_here(node, file)
