@@ -77,10 +77,11 @@ class StoreCatalog:
         """The run's state; see `ports.catalog.Catalog.view`.
 
         After the store did not answer, the last known view is given for a while without asking: a
-        store that is away must not make each look-up wait.
+        store that is away must not make each look-up wait. Who wants it as new as can be (with
+        *max_age_s* 0) knows of something that the store answered since, and is not put off so.
         """
         log = self._logs.get(run)
-        if self._is_away(run) and run in self._views:
+        if max_age_s > 0 and self._is_away(run) and run in self._views:
             return self._view_of(log)
         try:
             log.refresh_if_older(max_age_s)
