@@ -49,6 +49,7 @@ _log = logging.getLogger(__name__)
 POINTER_ROUNDS_MAX: Final = 8
 """How often one pass follows pointers that move under its hands."""
 REMOVAL_KEPT_S: Final = 60.0
+TOMBSTONE_KEPT_S: Final = 2.0
 """How long a pointer that was removed stays so after the log gave it another value."""
 
 _UNDECIDED: Final = (AttemptState.OPEN, AttemptState.SEALED)
@@ -70,6 +71,7 @@ class Publication:
         self._clock = node.clock
         self._done_to: dict[str, int] = {}
         self._moved_at: dict[int, float] = {}
+        self._retired_at: dict[int, float] = {}
 
     def step(self, run: str) -> bool:
         """One pass over a run whose log was refreshed; True if anything was done.
@@ -353,7 +355,15 @@ class Publication:
             log.append(decide)
         if log.look(lambda state: state.current.get(tomb.name)) == tomb.attempt:
             return False
-        self._done_to.pop(log.run, None)
+        now = self._clock.monotonic()
+        if tomb.id not in self._retired_at:
+            self._retired_at[tomb.id] = now
+            self._done_to.pop(log.run, None)
+            return True
+        if now - self._retired_at[tomb.id] < TOMBSTONE_KEPT_S:
+            # The mount's view of the log may be a little older, and would show the name again.
+            return False
+        del self._retired_at[tomb.id]
         self._spool.drop_tombstone(tomb.id)
         for row in self._spool.attempts(run=log.run, name=tomb.name):
             self._invalidations.name(row.run_ino, tomb.name)
