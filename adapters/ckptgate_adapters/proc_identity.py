@@ -1,8 +1,9 @@
 """Who a caller is, read from /proc: protocol adapter only, the rules are in `model.jobkey`.
 
 A process is kept by what changes when it starts another program: its environment is read once for
-each. (A child that was forked with files of the mount open closes them before it gets its own.) Any
-thread.
+each. (A child that was forked with files of the mount open closes them before it gets its own.)
+Every request asks, so `/proc/TID/stat` of the latest callers is kept open: reading it again takes a
+third of the time, and a descriptor of a process that is gone never shows its successor. Any thread.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ _PF_FORKNOEXEC: Final = 0x40
 _KNOWN_MAX: Final = 4096
 _ENVIRON_BYTES_MAX: Final = 4 * 1024 * 1024
 _STAT_BYTES: Final = 4096
+_OPEN_MAX: Final = 128
+"""Descriptors of `/proc/TID/stat` that are kept."""
 # Fields of /proc/PID/stat after the command's closing parenthesis.
 _STATE: Final = 0
 _SESSION: Final = 3
@@ -29,6 +32,7 @@ _FLAGS: Final = 6
 _START: Final = 19
 _ARGUMENTS_START: Final = 45
 _ENVIRONMENT_END: Final = 48
+_NOBODY: Final = ProcessInfo(0, 0, OUTSIDE, RankInfo())
 
 
 class ProcIdentity:
@@ -38,15 +42,23 @@ class ProcIdentity:
         self._proc = proc
         self._host = host or os.uname().nodename
         self._lock = threading.Lock()
-        self._known: collections.OrderedDict[tuple[int | str, ...], ProcessInfo] = (
+        self._known: collections.OrderedDict[tuple[int | bytes, ...], ProcessInfo] = (
             collections.OrderedDict()
         )
+        self._open: collections.OrderedDict[int, int] = collections.OrderedDict()
 
     def process(self, tid: int) -> ProcessInfo:
         """The process of a thread."""
-        stat = self._stat(tid) if tid > 0 else None
+        return self._process(tid, self._stat_of_caller(tid))
+
+    def closer(self, tid: int) -> tuple[ProcessInfo, bool]:
+        """The process of a thread, and whether the thread is dying."""
+        stat = self._stat_of_caller(tid)
+        return self._process(tid, stat), _is_exiting(stat)
+
+    def _process(self, tid: int, stat: list[bytes] | None) -> ProcessInfo:
         if stat is None:
-            return ProcessInfo(0, 0, OUTSIDE, RankInfo())
+            return _NOBODY
         key = (tid, stat[_START], *_program_of(stat))
         with self._lock:
             known = self._known.get(key)
@@ -62,25 +74,18 @@ class ProcIdentity:
                     self._known.popitem(last=False)
         return found
 
-    def is_exiting(self, tid: int) -> bool:
-        """Whether the thread is dying; one that is gone was."""
-        stat = self._stat(tid)
-        return stat is None or bool(int(stat[_FLAGS]) & _PF_EXITING)
-
     def is_alive(self, pid: int, start: int) -> bool:
         """Whether that very process still runs."""
         stat = self._stat(pid) if pid > 0 else None
-        if stat is None or int(stat[_START]) != start or stat[_STATE] in {"Z", "X"}:
+        if stat is None or int(stat[_START]) != start or stat[_STATE] in {b"Z", b"X"}:
             return False
         return not int(stat[_FLAGS]) & _PF_EXITING
 
-    def _read(self, tid: int, stat: list[str]) -> ProcessInfo:
+    def _read(self, tid: int, stat: list[bytes]) -> ProcessInfo:
         pid = self._thread_group(tid)
-        if not pid:
-            return ProcessInfo(0, 0, OUTSIDE, RankInfo())
         own = stat if pid == tid else self._stat(pid)
-        if own is None:
-            return ProcessInfo(0, 0, OUTSIDE, RankInfo())
+        if not pid or own is None:
+            return _NOBODY
         environ = self._environ(pid)
         if environ is None:
             key: JobKey = OUTSIDE
@@ -89,13 +94,13 @@ class ProcIdentity:
             key = job_key_from(environ, self._session(own))
         return ProcessInfo(pid, int(own[_START]), key, rank_from(environ))
 
-    def _session(self, stat: list[str]) -> str:
+    def _session(self, stat: list[bytes]) -> str:
         """`<host>/<sid>@<start>`; a session outlives its leader, then only its number is known."""
         sid = int(stat[_SESSION])
         if sid <= 0:
             return ""
         leader = self._stat(sid)
-        start = leader[_START] if leader is not None else "0"
+        start = "0" if leader is None else leader[_START].decode("ascii")
         return f"{self._host}/{sid}@{start}"
 
     def _thread_group(self, tid: int) -> int:
@@ -116,13 +121,36 @@ class ProcIdentity:
                 found[name] = value
         return found
 
-    def _stat(self, pid: int) -> list[str] | None:
-        data = self._file(pid, "stat", _STAT_BYTES)
-        if not data:
+    def _stat_of_caller(self, tid: int) -> list[bytes] | None:
+        """The fields of a thread that asks, read by the descriptor that is kept of it."""
+        if tid <= 0:
             return None
-        # The command may hold spaces and parentheses.
-        fields = data[data.rindex(b")") + 2 :].decode("ascii").split()
-        return fields if len(fields) > _START else None
+        with self._lock:
+            fd = self._open.get(tid)
+            if fd is not None:
+                try:
+                    data = os.pread(fd, _STAT_BYTES, 0)
+                except ProcessLookupError:
+                    data = b""
+                if data:
+                    self._open.move_to_end(tid)
+                    return _fields(data)
+                # That thread is gone; another one may have its number.
+                os.close(self._open.pop(tid))
+            try:
+                fd = os.open(f"{self._proc}/{tid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                return None
+            self._open[tid] = fd
+            if len(self._open) > _OPEN_MAX:
+                os.close(self._open.popitem(last=False)[1])
+            try:
+                return _fields(os.pread(fd, _STAT_BYTES, 0))
+            except OSError:
+                return None
+
+    def _stat(self, pid: int) -> list[bytes] | None:
+        return _fields(self._file(pid, "stat", _STAT_BYTES) or b"")
 
     def _file(self, pid: int, name: str, limit: int) -> bytes | None:
         try:
@@ -142,7 +170,20 @@ class ProcIdentity:
             os.close(fd)
 
 
-def _program_of(stat: list[str]) -> tuple[int | str, ...]:
+def _fields(data: bytes) -> list[bytes] | None:
+    """What follows the command, which may hold spaces and parentheses; None if it isn't whole."""
+    if not data:
+        return None
+    fields = data[data.rindex(b")") + 2 :].split()
+    return fields if len(fields) > _START else None
+
+
+def _is_exiting(stat: list[bytes] | None) -> bool:
+    """One that is gone was."""
+    return stat is None or bool(int(stat[_FLAGS]) & _PF_EXITING)
+
+
+def _program_of(stat: list[bytes]) -> tuple[int | bytes, ...]:
     """What differs after an exec: whether there was one, and where the new program's strings lie.
 
     The addresses are 0 where we may not know them.

@@ -31,12 +31,20 @@ class AttemptPart:
     _db: Database
 
     def add_attempt(self, attempt: AttemptRow) -> AttemptRow:
-        id_ = self._db.insert(ATTEMPTS.insert, ATTEMPTS.values(attempt, attempt.id or None))
-        return attempt if attempt.id else dataclasses.replace(attempt, id=id_)
+        with self._db.joined:
+            values = ATTEMPTS.values(attempt, attempt.id or None)
+            id_ = self._db.insert(ATTEMPTS.insert, values, keeps=True)
+            added = attempt if attempt.id else dataclasses.replace(attempt, id=id_)
+            return self._db.keep(self._db.kept().attempts, id_, added)
 
     def attempt(self, id: int) -> AttemptRow | None:
-        row = self._db.one(ATTEMPTS.by_key, (id,))
-        return None if row is None else ATTEMPTS.build(row)
+        db = self._db
+        with db.lock:
+            attempts = db.kept().attempts
+            if id in attempts:
+                return attempts[id]
+            row = db.one(ATTEMPTS.by_key, (id,))
+            return db.keep(attempts, id, None if row is None else ATTEMPTS.build(row))
 
     def update_attempt(self, id: int, **changes: object) -> AttemptRow:
         """See `ports.spool.Attempts.update_attempt`.
@@ -46,13 +54,17 @@ class AttemptPart:
             RefusedError: the change of state is illegal; nothing was changed.
         """
         with self._db.joined:
-            sql, values = ATTEMPTS.update(changes) if changes else (ATTEMPTS.by_key, [])
+            old = self.attempt(id)
+            if old is None:
+                raise _missing(id)
+            if not changes:
+                return old
+            sql, values = ATTEMPTS.update(changes)
             if "state" in changes:
-                _check_state(self._db, id, changes["state"])
-            row = self._db.one(sql, (*values, id))
-        if row is None:
-            raise _missing(id)
-        return ATTEMPTS.build(row)
+                advance_attempt(old.state, AttemptState(str(changes["state"])))
+            row = self._db.changed(sql, (*values, id), keeps=True)
+            assert row is not None
+            return self._db.keep(self._db.kept().attempts, id, ATTEMPTS.build(row))
 
     def attempts(
         self,
@@ -128,13 +140,6 @@ class AttemptPart:
             "SELECT DISTINCT member FROM seen WHERE attempt = ? ORDER BY member", (attempt,)
         )
         return tuple(row[0] for row in rows)
-
-
-def _check_state(db: Database, attempt: int, new: Any) -> None:
-    row = db.one("SELECT state FROM attempts WHERE id = ?", (attempt,))
-    if row is None:
-        raise _missing(attempt)
-    advance_attempt(AttemptState(row[0]), AttemptState(new))
 
 
 def _missing(attempt: int) -> MissingError:

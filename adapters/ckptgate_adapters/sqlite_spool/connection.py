@@ -2,7 +2,9 @@
 
 It owns the rules of atomicity: a transaction holds the lock and SQLite's write lock from its first
 call to its end; an inner one is a savepoint, so what it did is undone by itself if an exception
-leaves it; after-effects (removal of spool files) run once the outermost one is committed.
+leaves it; after-effects (removal of spool files) run once the outermost one is committed. And the
+rule of what may be kept in memory (`kept`): every change of a process is in a transaction, whose
+commit changes the spool's generation.
 
 Thread rule: any thread. Not to be carried over a fork.
 """
@@ -15,11 +17,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from ckptgate.errors import CkptError, InvalidNameError, UnusableError
 from ckptgate_adapters.sqlite_spool.failures import from_sqlite
+from ckptgate_adapters.sqlite_spool.generation import Generation
+from ckptgate_adapters.sqlite_spool.kept import KeptRows, changes_kept, is_change, put
 
 __all__ = ["BUSY_TIMEOUT_S", "WAL_BYTES_MAX", "Database", "Values", "connect"]
 
@@ -34,6 +38,7 @@ _STATEMENTS_CACHED: Final = 512
 # two fsyncs, so it is only the last resort of a process that never calls make_durable.
 _AUTOCHECKPOINT_PAGES: Final = 16384
 _CACHE_KIB: Final = 32768
+_V = TypeVar("_V")
 _JOINED: Final = -1
 """Mark of an inner transaction without a savepoint."""
 _PRAGMAS: Final = (
@@ -74,16 +79,19 @@ def connect(path: str) -> sqlite3.Connection:
 class Database:
     """Statements and transactions on one connection."""
 
-    def __init__(self, connection: sqlite3.Connection, path: str) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: str, generation: Generation) -> None:
         self.path = path
         self._connection = connection
+        self._generation = generation
+        self._kept = KeptRows()
         self.lock: Final = threading.RLock()
         """Held for the duration of a transaction; taken briefly by each statement outside."""
         self._depth = 0
+        self._is_changed = False
         self._undone: CkptError | None = None
         self._after: list[Callable[[], None]] = []
         self._marks: list[int] = []
-        self._on_rollback: list[Callable[[], None]] = []
+        self._on_rollback: list[Callable[[], None]] = [self._kept.clear]
         self._moment = 0
         self.serial = 0
         """How many transactions were begun."""
@@ -94,41 +102,81 @@ class Database:
         fail: inside of a transaction they need no savepoint."""
 
     def one(self, sql: str, values: Sequence[Any] = ()) -> Values | None:
-        """The first row of a query, or of a statement with RETURNING."""
+        """The first row of a query."""
+        assert not is_change(sql), sql
         with self.lock:
-            self._check()
-            try:
-                row: Values | None = self._connection.execute(sql, values).fetchone()
-            except (sqlite3.Error, UnicodeEncodeError, OverflowError) as exc:
-                raise self._translated(exc) from exc
-            return row
+            return self._first(self._execute(sql, values))
 
     def all(self, sql: str, values: Sequence[Any] = ()) -> list[Values]:
         """All rows of a query."""
+        assert not is_change(sql), sql
         with self.lock:
-            self._check()
             try:
-                return self._connection.execute(sql, values).fetchall()
-            except (sqlite3.Error, UnicodeEncodeError, OverflowError) as exc:
+                return self._execute(sql, values).fetchall()
+            except sqlite3.Error as exc:
                 raise self._translated(exc) from exc
 
-    def run(self, sql: str, values: Sequence[Any] = ()) -> int:
-        """Execute a change; returns how many rows it changed."""
-        with self.lock:
-            self._check()
-            try:
-                return self._connection.execute(sql, values).rowcount
-            except (sqlite3.Error, UnicodeEncodeError, OverflowError) as exc:
-                raise self._translated(exc) from exc
+    def changed(
+        self, sql: str, values: Sequence[Any] = (), *, keeps: bool = False
+    ) -> Values | None:
+        """Execute a change with RETURNING; its first row.
 
-    def insert(self, sql: str, values: Sequence[Any]) -> int:
-        """Insert one row; returns its row id."""
-        with self.lock:
-            self._check()
-            try:
-                return self._connection.execute(sql, values).lastrowid or 0
-            except (sqlite3.Error, UnicodeEncodeError, OverflowError) as exc:
-                raise self._translated(exc) from exc
+        Args:
+            sql: the statement.
+            values: its parameters.
+            keeps: the caller brings the kept rows in line itself.
+        """
+        with self.joined:
+            return self._first(self._change(sql, values, keeps=keeps))
+
+    def run(self, sql: str, values: Sequence[Any] = (), *, keeps: bool = False) -> int:
+        """Execute a change; returns how many rows it changed. *keeps*: see `changed`."""
+        with self.joined:
+            return self._change(sql, values, keeps=keeps).rowcount
+
+    def insert(self, sql: str, values: Sequence[Any], *, keeps: bool = False) -> int:
+        """Insert one row; returns its row id. *keeps*: see `changed`."""
+        with self.joined:
+            return self._change(sql, values, keeps=keeps).lastrowid or 0
+
+    def kept(self) -> KeptRows:
+        """The rows that are kept and valid; with the lock held until they were used."""
+        kept = self._kept
+        if not self._depth:
+            value = self._generation.value()
+            if value != kept.generation:
+                kept.clear()
+                kept.generation = -1 if value & 1 else value
+        return kept
+
+    def keep(self, table: dict[Any, Any], key: object, value: _V) -> _V:
+        """Keep a row that was read or changed since `kept()`, with the lock held throughout."""
+        if self._depth or self._generation.value() == self._kept.generation:
+            put(table, key, value)
+        return value
+
+    def _change(self, sql: str, values: Sequence[Any], *, keeps: bool) -> sqlite3.Cursor:
+        cursor = self._execute(sql, values)
+        self._is_changed = True
+        if not keeps and changes_kept(sql):
+            self._kept.clear()
+        return cursor
+
+    def _first(self, cursor: sqlite3.Cursor) -> Values | None:
+        try:
+            row: Values | None = cursor.fetchone()
+        except sqlite3.Error as exc:
+            raise self._translated(exc) from exc
+        return row
+
+    def _execute(self, sql: str, values: Sequence[Any]) -> sqlite3.Cursor:
+        # In a transaction that SQLite itself rolled back, each would be one of its own.
+        if self._undone is not None:
+            raise self._undone
+        try:
+            return self._connection.execute(sql, values)
+        except (sqlite3.Error, UnicodeEncodeError, OverflowError) as exc:
+            raise self._translated(exc) from exc
 
     def after_commit(self, effect: Callable[[], None]) -> None:
         """Call *effect* when the present transaction is committed, without the lock.
@@ -146,6 +194,9 @@ class Database:
         with self.lock:
             try:
                 self._connection.close()
+                self._kept.clear()
+                self._kept.generation = -1
+                self._generation.close()
             except sqlite3.Error as exc:
                 raise from_sqlite(exc, self.path) from exc
 
@@ -162,8 +213,11 @@ class Database:
             if self._depth == 0:
                 self._connection.execute("BEGIN IMMEDIATE")
                 self.serial += 1
+                self._is_changed = False
+                self._revalidate()
             elif not joins:
-                self._check()
+                if self._undone is not None:
+                    raise self._undone
                 self._connection.execute("SAVEPOINT inner_one")
         except sqlite3.Error as exc:
             failure = self._translated(exc)
@@ -204,13 +258,28 @@ class Database:
         for effect in effects:
             effect()
 
+    def _revalidate(self) -> None:
+        """The write lock was taken: nobody else can change anything until it is given back."""
+        value = self._generation.value()
+        if value & 1:
+            # Whoever made it odd is dead.
+            value = self._generation.end()
+        if value != self._kept.generation:
+            self._kept.clear()
+            self._kept.generation = value
+
     def _commit(self) -> None:
+        if self._is_changed:
+            self._generation.begin()
         try:
             self._connection.execute("COMMIT")
         except sqlite3.Error as exc:
             failure = self._translated(exc)
             self._roll_back(0, is_failed=True)
             raise failure from exc
+        finally:
+            if self._is_changed:
+                self._kept.generation = self._generation.end()
 
     def _roll_back(self, mark: int, *, is_failed: bool) -> None:
         """Undo the present transaction or savepoint; it was left at `_depth`."""
@@ -230,14 +299,6 @@ class Database:
         if undone is not None and not is_failed:
             # The failure was swallowed inside: its caller must not take this for a success.
             raise undone
-
-    def _check(self) -> None:
-        """Refuse statements in a transaction that SQLite itself rolled back.
-
-        They would be transactions of their own, each committed at once.
-        """
-        if self._undone is not None:
-            raise self._undone
 
     def _translated(self, error: Exception) -> CkptError:
         if isinstance(error, UnicodeEncodeError):

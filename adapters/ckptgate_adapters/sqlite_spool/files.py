@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from ckptgate.errors import MissingError
 from ckptgate.model.states import FileState, advance_file
@@ -57,13 +57,19 @@ class FilePart:
     def add_file(
         self, *, local: LocalBytes = LocalBytes.FULL, state: FileState = FileState.OPEN
     ) -> FileRow:
-        row = FileRow(file=self._file_numbers.take(), state=state, local=local)
-        self._db.run(FILES.insert, FILES.values(row, row.file))
-        return row
+        with self._db.joined:
+            row = FileRow(file=self._file_numbers.take(), state=state, local=local)
+            self._db.run(FILES.insert, FILES.values(row, row.file), keeps=True)
+            return self._db.keep(self._db.kept().files, row.file, row)
 
     def file(self, file: int) -> FileRow | None:
-        row = self._db.one(FILES.by_key, (file,))
-        return None if row is None else FILES.build(row)
+        db = self._db
+        with db.lock:
+            files = db.kept().files
+            if file in files:
+                return files[file]
+            row = db.one(FILES.by_key, (file,))
+            return db.keep(files, file, None if row is None else FILES.build(row))
 
     def update_file(self, file: int, **changes: object) -> FileRow:
         """See `ports.spool.Files.update_file`.
@@ -73,17 +79,22 @@ class FilePart:
             RefusedError: the change of state is illegal; nothing was changed.
         """
         with self._db.joined:
-            sql, values = FILES.update(changes) if changes else (FILES.by_key, [])
+            old = self.file(file)
+            if old is None:
+                raise _missing(file)
+            if not changes:
+                return old
+            sql, values = FILES.update(changes)
             if "state" in changes:
-                _check_state(self._db, file, changes["state"])
-            row = self._db.one(sql, (*values, file))
-        if row is None:
-            raise _missing(file)
-        return FILES.build(row)
+                advance_file(old.state, FileState(str(changes["state"])))
+            row = self._db.changed(sql, (*values, file), keeps=True)
+            assert row is not None
+            return self._db.keep(self._db.kept().files, file, FILES.build(row))
 
     def drop_file(self, file: int) -> None:
         with self._db.transaction:
-            self._db.run(FILES.delete, (file,))
+            self._db.run(FILES.delete, (file,), keeps=True)
+            self._db.keep(self._db.kept().files, file, None)
             # After the commit only: a rollback brings the row back, but never the bytes.
             self._db.after_commit(partial(_remove, self.data_path(file)))
 
@@ -126,13 +137,6 @@ class FilePart:
         if count:
             _log.info("orphans-removed spool=%s count=%d", self._data, count)
         return count
-
-
-def _check_state(db: Database, file: int, new: Any) -> None:
-    row = db.one("SELECT state FROM files WHERE file = ?", (file,))
-    if row is None:
-        raise _missing(file)
-    advance_file(FileState(row[0]), FileState(new))
 
 
 def _missing(file: int) -> MissingError:

@@ -27,7 +27,7 @@ class HandlePart:
         """Change the named fields; an unknown handle (from before a restart) is ignored."""
         if changes:
             sql, values = HANDLES.update(changes)
-            self._db.one(sql, (*values, fh))
+            self._db.changed(sql, (*values, fh))
 
     def drop_handle(self, fh: int) -> None:
         self._db.run(HANDLES.delete, (fh,))

@@ -27,6 +27,10 @@ _NAMELESS: Final = (
     "AND NOT EXISTS (SELECT 1 FROM attempts AS a WHERE a.root = n.ino) "
     "AND NOT EXISTS (SELECT 1 FROM pending AS p WHERE p.ino = n.ino) ORDER BY n.ino"
 )
+_LINK: Final = "INSERT INTO names (parent, name, ino, made_ns) VALUES (?, ?, ?, ?)"
+_UNLINK: Final = "DELETE FROM names WHERE parent = ? AND name = ? RETURNING ino"
+_UNKNOWN: Final = -1
+"""Stands for the number of a child of which nothing is kept."""
 
 
 class NodePart:
@@ -36,35 +40,57 @@ class NodePart:
     _node_numbers: Numbers
 
     def node(self, ino: int) -> NodeRow | None:
-        row = self._db.one(NODES.by_key, (ino,))
-        return None if row is None else NODES.build(row)
+        db = self._db
+        with db.lock:
+            nodes = db.kept().nodes
+            if ino in nodes:
+                return nodes[ino]
+            row = db.one(NODES.by_key, (ino,))
+            return db.keep(nodes, ino, None if row is None else NODES.build(row))
 
     def add_node(self, node: NodeRow) -> NodeRow:
         if node.ino:
             self._node_numbers.skip(node.ino)
-            self._db.run(NODES.insert, NODES.values(node, node.ino))
-            return node
-        values = NODES.values(node, self._node_numbers.take())
-        self._db.run(NODES.insert, values)
-        return NODES.build(tuple(values))
+        with self._db.joined:
+            values = NODES.values(node, node.ino or self._node_numbers.take())
+            self._db.run(NODES.insert, values, keeps=True)
+            added = NODES.build(tuple(values))
+            return self._db.keep(self._db.kept().nodes, added.ino, added)
 
     def update_node(self, ino: int, **changes: object) -> NodeRow:
         if not changes:
-            row = self._db.one(NODES.by_key, (ino,))
-        else:
-            sql, values = NODES.update(changes)
-            row = self._db.one(sql, (*values, ino))
-        if row is None:
-            msg = f"node {ino} is not in the spool"
-            raise MissingError(msg, subject=str(ino))
-        return NODES.build(row)
+            found = self.node(ino)
+            if found is None:
+                raise _missing(ino)
+            return found
+        sql, values = NODES.update(changes)
+        with self._db.joined:
+            row = self._db.changed(sql, (*values, ino), keeps=True)
+            if row is None:
+                raise _missing(ino)
+            return self._db.keep(self._db.kept().nodes, ino, NODES.build(row))
 
     def drop_node(self, ino: int) -> None:
-        self._db.run(NODES.delete, (ino,))
+        with self._db.joined:
+            self._db.run(NODES.delete, (ino,), keeps=True)
+            self._db.keep(self._db.kept().nodes, ino, None)
 
     def child(self, parent: int, name: str) -> NodeRow | None:
-        row = self._db.one(_CHILD, (parent, name))
-        return None if row is None else NODES.build(row)
+        db = self._db
+        with db.lock:
+            kept = db.kept()
+            ino = kept.children.get((parent, name), _UNKNOWN)
+            if ino is None:
+                return None
+            if ino in kept.nodes:
+                return kept.nodes[ino]
+            row = db.one(_CHILD, (parent, name))
+            if row is None:
+                db.keep(kept.children, (parent, name), None)
+                return None
+            node = NODES.build(row)
+            db.keep(kept.children, (parent, name), node.ino)
+            return db.keep(kept.nodes, node.ino, node)
 
     def children(self, parent: int) -> list[tuple[str, NodeRow]]:
         build = NODES.build
@@ -81,10 +107,11 @@ class NodePart:
             ExistsError: the name is taken, or the node has a name already.
         """
         try:
-            self._db.run(
-                "INSERT INTO names (parent, name, ino, made_ns) VALUES (?, ?, ?, ?)",
-                (parent, name, ino, self._db.moment()),
-            )
+            with self._db.joined:
+                self._db.run(_LINK, (parent, name, ino, self._db.moment()), keeps=True)
+                kept = self._db.kept()
+                self._db.keep(kept.children, (parent, name), ino)
+                self._db.keep(kept.places, ino, (parent, name))
         except ExistsError as exc:
             place = self.place(ino)
             msg = (
@@ -95,11 +122,25 @@ class NodePart:
             raise ExistsError(msg, subject=name) from exc
 
     def unlink(self, parent: int, name: str) -> None:
-        self._db.run("DELETE FROM names WHERE parent = ? AND name = ?", (parent, name))
+        with self._db.joined:
+            row = self._db.changed(_UNLINK, (parent, name), keeps=True)
+            kept = self._db.kept()
+            self._db.keep(kept.children, (parent, name), None)
+            if row is not None:
+                self._db.keep(kept.places, int(row[0]), None)
 
     def place(self, ino: int) -> tuple[int, str] | None:
-        row = self._db.one("SELECT parent, name FROM names WHERE ino = ?", (ino,))
-        return None if row is None else (row[0], row[1])
+        db = self._db
+        with db.lock:
+            places = db.kept().places
+            if ino in places:
+                return places[ino]
+            row = db.one("SELECT parent, name FROM names WHERE ino = ?", (ino,))
+            return db.keep(places, ino, None if row is None else (row[0], row[1]))
 
     def nameless_nodes(self) -> list[NodeRow]:
         return [NODES.build(row) for row in self._db.all(_NAMELESS)]
+
+
+def _missing(ino: int) -> MissingError:
+    return MissingError(f"node {ino} is not in the spool", subject=str(ino))

@@ -52,7 +52,7 @@ class Numbers:
                 self._next = self._end = 0
 
     def _take_block(self) -> None:
-        row = self._db.one(
+        row = self._db.changed(
             "UPDATE meta SET value = max(CAST(value AS INTEGER), ?) + ? WHERE key = ?"
             " RETURNING value",
             (self._floor, _BLOCK, self._key),

@@ -21,8 +21,9 @@ from ckptgate_adapters.sqlite_spool import schema
 from ckptgate_adapters.sqlite_spool.attempts import AttemptPart
 from ckptgate_adapters.sqlite_spool.connection import BUSY_TIMEOUT_S, Database, connect
 from ckptgate_adapters.sqlite_spool.durability import Durability
-from ckptgate_adapters.sqlite_spool.failures import from_sqlite
+from ckptgate_adapters.sqlite_spool.failures import from_os, from_sqlite
 from ckptgate_adapters.sqlite_spool.files import DATA_DIR, FilePart
+from ckptgate_adapters.sqlite_spool.generation import Generation
 from ckptgate_adapters.sqlite_spool.handles import HandlePart
 from ckptgate_adapters.sqlite_spool.nodes import NodePart
 from ckptgate_adapters.sqlite_spool.numbers import NEXT_FILE, NEXT_HANDLE, NEXT_NODE, Numbers
@@ -126,6 +127,11 @@ def _opened(database: str, *, store_url: str | None, host: str) -> Database:
     except sqlite3.Error as exc:
         raise from_sqlite(exc, database) from exc
     try:
+        generation = Generation(os.path.dirname(database))
+    except OSError as exc:
+        connection.close()
+        raise from_os(exc, database, "map the spool's generation") from exc
+    try:
         _use_wal(connection, database)
         meta = _meta(connection, database, store_url=store_url, host=host)
         if store_url is not None and meta["store"] != store_url:
@@ -142,7 +148,7 @@ def _opened(database: str, *, store_url: str | None, host: str) -> Database:
     except BaseException:
         connection.close()
         raise
-    return Database(connection, database)
+    return Database(connection, database, generation)
 
 
 def _use_wal(connection: sqlite3.Connection, path: str) -> None:

@@ -46,7 +46,7 @@ class WaitingPart:
         if not changes:
             return
         sql, values = PENDING.update(changes)
-        if self._db.one(sql, (*values, id)) is None:
+        if self._db.changed(sql, (*values, id)) is None:
             msg = f"pending value {id} is not in the spool"
             raise MissingError(msg, subject=str(id))
 

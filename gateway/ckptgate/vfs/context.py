@@ -13,7 +13,9 @@ import errno
 import logging
 import threading
 from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from types import TracebackType
 
 from ckptgate.errors import CkptError, TransientStoreError, WouldBlockError
 from ckptgate.model.jobkey import JobKey, JobKind
@@ -21,13 +23,15 @@ from ckptgate.model.kinds import NamePatterns
 from ckptgate.ports.catalog import Catalog, Invalidations, RunView, Waker
 from ckptgate.ports.clock import Clock
 from ckptgate.ports.spool import NodeRow, Spool
-from ckptgate.vfs.identify import Identify
+from ckptgate.vfs.identify import Identify, ProcessInfo
 from ckptgate.vfs.interface import Caller, DirEntry
+from ckptgate.vfs.openfiles import OpenFiles
 from ckptgate.vfs.settings import VfsSettings
 
-__all__ = ["Context", "OpenDir", "OpenFile", "RenewedError", "Who", "stale"]
+__all__ = ["Context", "OpenDir", "RenewedError", "Who", "stale"]
 
 _log = logging.getLogger(__name__)
+_WHOS_MAX = 4096
 
 
 class RenewedError(CkptError):
@@ -61,18 +65,6 @@ class Who:
 
 
 @dataclass(slots=True, kw_only=True)
-class OpenFile:
-    """An open handle: `file` is None and `fd` -1 for a plain file that is only in the store."""
-
-    fh: int
-    ino: int
-    file: int | None
-    fd: int
-    is_writer: bool
-    plain_path: str
-
-
-@dataclass(slots=True, kw_only=True)
 class OpenDir:
     """An open directory: what it held at its first read, for one caller."""
 
@@ -84,10 +76,9 @@ class OpenDir:
 class _Scope(threading.local):
     """The mutation that this thread is in."""
 
-    stack: contextlib.ExitStack | None = None
-    is_begun: bool = False
-
     def __init__(self) -> None:
+        self.depth = 0
+        self.transaction: AbstractContextManager[None] | None = None
         self.after: list[Callable[[], None]] = []
 
 
@@ -96,9 +87,7 @@ class Memory:
     """State that is lost with the process; everything here can be lost without harm."""
 
     lookups: dict[int, int] = field(default_factory=dict[int, int])
-    opens: dict[int, int] = field(default_factory=dict[int, int])
-    """Open handles by node."""
-    files: dict[int, OpenFile] = field(default_factory=dict[int, OpenFile])
+    files: OpenFiles = field(default_factory=OpenFiles)
     dirs: dict[int, OpenDir] = field(default_factory=dict[int, OpenDir])
     clones: dict[int, dict[int, int]] = field(default_factory=dict[int, dict[int, int]])
     """Revision -> node of its base -> its copy."""
@@ -108,6 +97,8 @@ class Memory:
         default_factory=dict[int, set[tuple[int, int]]]
     )
     """Attempt -> (pid, start) of its writers."""
+    touched: dict[int, float] = field(default_factory=dict[int, float])
+    """Attempt -> when its last change was noted, on the monotonic clock."""
     callers: dict[str, set[tuple[int, int]]] = field(
         default_factory=dict[str, set[tuple[int, int]]]
     )
@@ -120,6 +111,27 @@ class Memory:
     had_pending: set[tuple[int, str, str]] = field(default_factory=set[tuple[int, str, str]])
     listings: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
     wholeness: dict[int, tuple[int, bool]] = field(default_factory=dict[int, tuple[int, bool]])
+
+
+class _Atomic:
+    """What `Context.atomic` and `Context.change` give; it keeps nothing itself."""
+
+    __slots__ = ("_ctx", "_is_change")
+
+    def __init__(self, ctx: Context, *, is_change: bool) -> None:
+        self._ctx = ctx
+        self._is_change = is_change
+
+    def __enter__(self) -> None:
+        self._ctx.enter(is_change=self._is_change)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ctx.leave(error)
 
 
 class Context:
@@ -148,52 +160,57 @@ class Context:
         self.lock = threading.RLock()
         self.memory = Memory()
         self._scope = _Scope()
+        self._atomic = _Atomic(self, is_change=False)
+        self._change = _Atomic(self, is_change=True)
+        self._whos: dict[int, tuple[ProcessInfo, Who]] = {}
 
-    @contextlib.contextmanager
-    def atomic(self) -> Generator[None]:
+    def atomic(self) -> AbstractContextManager[None]:
         """One transaction, begun by the first `change()` inside."""
+        return self._atomic
+
+    def change(self) -> AbstractContextManager[None]:
+        """Mutations of the spool; nothing inside may block."""
+        return self._change
+
+    def enter(self, *, is_change: bool) -> None:
+        """Begin, or join what is begun; for the context managers only."""
         scope = self._scope
-        if scope.stack is not None:
-            yield
+        if is_change and scope.transaction is None:
+            transaction = self.spool.transaction()
+            transaction.__enter__()
+            scope.transaction = transaction
+        scope.depth += 1
+
+    def leave(self, error: BaseException | None) -> None:
+        """End; the outermost commits or undoes. For the context managers only."""
+        scope = self._scope
+        scope.depth -= 1
+        if scope.depth:
             return
-        renewed: RenewedError | None = None
-        try:
-            with contextlib.ExitStack() as stack:
-                scope.stack, scope.is_begun, scope.after = stack, False, []
-                try:
-                    yield
-                except RenewedError as exc:
-                    renewed = exc
-                except BaseException:
+        transaction, scope.transaction = scope.transaction, None
+        after, scope.after = scope.after, []
+        is_kept = error is None or isinstance(error, RenewedError)
+        if transaction is not None:
+            try:
+                if error is None or is_kept:
+                    transaction.__exit__(None, None, None)
+                else:
+                    transaction.__exit__(type(error), error, None)
                     self._forget_undone()
-                    raise
-                finally:
-                    scope.stack = None
-        finally:
-            after, scope.after = scope.after, []
-        for call in after:
-            call()
-        if renewed is not None:
-            raise renewed
+            except BaseException:
+                self._forget_undone()
+                raise
+        if is_kept:
+            for call in after:
+                call()
 
     def _forget_undone(self) -> None:
         """What was kept in memory of rows that are now rolled back; it is read again."""
-        if self._scope.is_begun:
-            with self.lock:
-                self.memory.clones.clear()
-                self.memory.writers.clear()
-                self.memory.wholeness.clear()
-
-    @contextlib.contextmanager
-    def change(self) -> Generator[None]:
-        """Mutations of the spool; nothing inside may block."""
-        with self.atomic():
-            scope = self._scope
-            assert scope.stack is not None
-            if not scope.is_begun:
-                scope.stack.enter_context(self.spool.transaction())
-                scope.is_begun = True
-            yield
+        with self.lock:
+            self.memory.clones.clear()
+            self.memory.writers.clear()
+            self.memory.touched.clear()
+            self.memory.wholeness.clear()
 
     @contextlib.contextmanager
     def taking_over(self) -> Generator[None]:
@@ -203,21 +220,21 @@ class Context:
         must not keep the same call from asking the store about another.
         """
         scope = self._scope
-        if scope.stack is None or scope.is_begun:
+        if scope.transaction is not None or not scope.depth:
             with self.change():
                 yield
             return
-        saved = scope.stack, scope.is_begun, scope.after
-        scope.stack, scope.is_begun, scope.after = None, False, []
+        saved = scope.depth, scope.after
+        scope.depth, scope.after = 0, []
         try:
             with self.change():
                 yield
         finally:
-            scope.stack, scope.is_begun, scope.after = saved
+            scope.depth, scope.after = saved
 
     def afterwards(self, call: Callable[[], None]) -> None:
         """Do this once the present change is committed."""
-        if self._scope.stack is None:
+        if not self._scope.depth:
             call()
         elif call not in self._scope.after:
             self._scope.after.append(call)
@@ -234,21 +251,24 @@ class Context:
 
     def need_block(self, caller: Caller) -> None:
         """What follows may touch the store or wait."""
-        assert not (self._scope.stack is not None and self._scope.is_begun), "blocks in a change"
+        assert self._scope.transaction is None, "blocks in a change"
         if not caller.may_block:
             msg = "this needs the store or has to wait"
             raise WouldBlockError(msg)
 
     def who(self, caller: Caller) -> Who:
         """The caller's incarnation."""
-        process = self.identify.process(caller.pid)
+        return self.who_of(self.identify.process(caller.pid))
+
+    def who_of(self, process: ProcessInfo) -> Who:
+        """The incarnation of a process; kept as long as the process is the same."""
+        known = self._whos.get(process.pid)
+        if known is not None and known[0] is process:
+            return known[1]
         key = process.job_key
         if key.kind is JobKind.OUTSIDE and self.settings.default_job_key:
             key = JobKey.parse(self.settings.default_job_key)
-        if key.is_shared and process.pid:
-            with self.lock:
-                self.memory.callers.setdefault(str(key), set()).add((process.pid, process.start))
-        return Who(
+        who = Who(
             key=str(key),
             is_shared=key.is_shared,
             pid=process.pid,
@@ -256,6 +276,13 @@ class Context:
             rank=process.rank.rank,
             world_size=process.rank.world_size,
         )
+        with self.lock:
+            if who.is_shared and who.pid:
+                self.memory.callers.setdefault(who.key, set()).add((who.pid, who.start))
+            if len(self._whos) >= _WHOS_MAX:
+                self._whos.clear()
+            self._whos[process.pid] = process, who
+        return who
 
     def node(self, ino: int) -> NodeRow:
         """The node; ESTALE if it is gone."""

@@ -23,8 +23,9 @@ from ckptgate.ports.spool import (
 from ckptgate.vfs import names, pending, revisions, visibility
 from ckptgate.vfs.attributes import entry_of, is_decided
 from ckptgate.vfs.bytes import make_file
-from ckptgate.vfs.context import Context, OpenFile, Who, stale
+from ckptgate.vfs.context import Context, Who, stale
 from ckptgate.vfs.interface import Caller, Entry, Opened
+from ckptgate.vfs.openfiles import OpenFile
 from ckptgate.vfs.writing import file_of, is_frozen, pending_kind, prepare_write
 
 __all__ = ["create", "ensure", "new_node", "open_file", "read_plain", "reopen", "reopen_all"]
@@ -36,7 +37,15 @@ _WRITE_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def new_node(
-    ctx: Context, caller: Caller, parent: NodeRow, kind: NodeKind, mode: int, *, target: str = ""
+    ctx: Context,
+    caller: Caller,
+    parent: NodeRow,
+    kind: NodeKind,
+    mode: int,
+    *,
+    target: str = "",
+    file: int | None = None,
+    plain_path: str | None = None,
 ) -> NodeRow:
     """A new node in the tree of *parent*, without a name yet; inside a change."""
     now = ctx.clock.now_ns()
@@ -55,6 +64,8 @@ def new_node(
             mtime_ns=now,
             ctime_ns=now,
             target=target,
+            file=file,
+            plain_path=plain_path,
         )
     )
 
@@ -78,11 +89,13 @@ def create(
         file = ctx.spool.add_file()
         fd = make_file(ctx.spool.data_path(file.file))
         try:
-            node = new_node(ctx, caller, parent, NodeKind.FILE, mode)
-            node = ctx.spool.update_node(node.ino, file=file.file)
+            path = None if parent.attempt is not None else names.plain_path(parent, name)
+            node = new_node(
+                ctx, caller, parent, NodeKind.FILE, mode, file=file.file, plain_path=path
+            )
             is_shared_name = _place_new(ctx, who, parent, name, node)
             revisions.touch(ctx, who, parent)
-            opened = _add_handle(ctx, caller, node, file.file, fd, is_writer=True)
+            opened = _add_handle(ctx, who, node, file.file, fd)
         except BaseException:
             os.close(fd)
             raise
@@ -97,13 +110,10 @@ def _place_new(ctx: Context, who: Who, parent: NodeRow, name: str, node: NodeRow
         ctx.spool.link(parent.ino, name, node.ino)
         return True
     kind = pending_kind(ctx, parent, name)
-    path = names.plain_path(parent, name)
     if kind is None:
-        ctx.spool.update_node(node.ino, plain_path=path)
         ctx.spool.link(parent.ino, name, node.ino)
         ctx.wake()
         return True
-    ctx.spool.update_node(node.ino, plain_path=path)
     pending.put(ctx, who, parent, name, node.ino, kind)
     return False
 
@@ -121,24 +131,25 @@ def open_file(ctx: Context, caller: Caller, ino: int, flags: int) -> Opened:
         msg = f"node {ino} is a {node.kind}, not a file"
         raise CkptError(msg, errno_value=value)
     if flags & os.O_ACCMODE == os.O_RDONLY and not flags & os.O_TRUNC:
-        return _open_to_read(ctx, caller, node)
+        return _open_to_read(ctx, node)
     node = prepare_write(ctx, caller, node, is_emptied=bool(flags & os.O_TRUNC))
     assert node.file is not None
     fd = os.open(ctx.spool.data_path(node.file), _WRITE_FLAGS)
     try:
         with ctx.change():
-            opened = _add_handle(ctx, caller, node, node.file, fd, is_writer=True)
-            revisions.touch(ctx, ctx.who(caller), node)
+            who = ctx.who(caller)
+            opened = _add_handle(ctx, who, node, node.file, fd)
+            revisions.touch(ctx, who, node)
     except BaseException:
         os.close(fd)
         raise
     return opened
 
 
-def _open_to_read(ctx: Context, caller: Caller, node: NodeRow) -> Opened:
+def _open_to_read(ctx: Context, node: NodeRow) -> Opened:
     if node.file is None:
         with ctx.change():
-            return _add_handle(ctx, caller, node, None, -1, is_writer=False)
+            return _add_handle(ctx, None, node, None, -1)
     file = file_of(ctx, node)
     if _has_successor(ctx, node, file):
         msg = f"node {node.ino} was replaced when its checkpoint was committed"
@@ -149,7 +160,7 @@ def _open_to_read(ctx: Context, caller: Caller, node: NodeRow) -> Opened:
             if is_complete and node.size and file_of(ctx, node).local is not file.local:
                 # Given up to make room: its bytes may not be passed through beside fetched ones.
                 is_complete = False
-            opened = _add_handle(ctx, caller, node, file.file, fd, is_writer=False)
+            opened = _add_handle(ctx, None, node, file.file, fd)
     except BaseException:
         os.close(fd)
         raise
@@ -185,34 +196,27 @@ def _read_descriptor(ctx: Context, node: NodeRow, file: FileRow) -> tuple[int, b
 
 
 def _add_handle(
-    ctx: Context, caller: Caller, node: NodeRow, file: int | None, fd: int, *, is_writer: bool
+    ctx: Context, writer: Who | None, node: NodeRow, file: int | None, fd: int
 ) -> Opened:
-    """Note an open handle; inside a change."""
-    fh = ctx.spool.next_handle()
-    who = ctx.who(caller) if is_writer else None
+    """Note an open handle, of a writer or a reader (None); inside a change."""
     # A reader's row only serves `reopen`: its process is none, and it counts as closed.
-    ctx.spool.add_handle(
-        HandleRow(
-            fh=fh,
-            ino=node.ino,
-            file=NO_FILE if file is None else file,
-            pid=who.pid if who else 0,
-            start=who.start if who else 0,
-            rank=-1 if who is None or who.rank is None else who.rank,
-            is_closed=not is_writer,
-        )
+    row = HandleRow(
+        fh=ctx.spool.next_handle(),
+        ino=node.ino,
+        file=NO_FILE if file is None else file,
+        pid=writer.pid if writer else 0,
+        start=writer.start if writer else 0,
+        rank=-1 if writer is None or writer.rank is None else writer.rank,
+        is_closed=writer is None,
     )
-    with ctx.lock:
-        ctx.memory.files[fh] = OpenFile(
-            fh=fh,
-            ino=node.ino,
-            file=file,
-            fd=fd,
-            is_writer=is_writer,
-            plain_path=node.plain_path or "",
-        )
-        ctx.memory.opens[node.ino] = ctx.memory.opens.get(node.ino, 0) + 1
-    return Opened(fh=fh, fd=fd, is_complete=fd >= 0)
+    ctx.spool.add_handle(row)
+    _keep(ctx, row, node, fd, is_writer=writer is not None)
+    return Opened(fh=row.fh, fd=fd, is_complete=fd >= 0)
+
+
+def _keep(ctx: Context, row: HandleRow, node: NodeRow, fd: int, *, is_writer: bool) -> None:
+    path = node.plain_path or ""
+    ctx.memory.files.add(OpenFile(row=row, fd=fd, plain_path=path, is_writer=is_writer))
 
 
 def reopen(ctx: Context, fh: int) -> Opened | None:
@@ -234,16 +238,7 @@ def reopen(ctx: Context, fh: int) -> Opened | None:
         fd, is_complete = os.open(ctx.spool.data_path(file.file), _WRITE_FLAGS), True
     else:
         fd, is_complete = _read_descriptor(ctx, node, file)
-    with ctx.lock:
-        ctx.memory.files[fh] = OpenFile(
-            fh=fh,
-            ino=node.ino,
-            file=None if file is None else file.file,
-            fd=fd,
-            is_writer=is_writer,
-            plain_path=node.plain_path or "",
-        )
-        ctx.memory.opens[node.ino] = ctx.memory.opens.get(node.ino, 0) + 1
+    _keep(ctx, row, node, fd, is_writer=is_writer)
     return Opened(fh=fh, fd=fd, is_complete=is_complete)
 
 

@@ -34,8 +34,11 @@ class Identify(Protocol):
         """The process of a thread; OUTSIDE with pid 0 where nothing can be read."""
         ...
 
-    def is_exiting(self, tid: int) -> bool:
-        """Whether that thread is dying (its files are closed by the kernel)."""
+    def closer(self, tid: int) -> tuple[ProcessInfo, bool]:
+        """Who closes a file: its process, and whether the thread is dying (one that is gone was).
+
+        The kernel closes the files of a dying process.
+        """
         ...
 
     def is_alive(self, pid: int, start: int) -> bool:

@@ -32,6 +32,9 @@ __all__ = ["has_live_writer", "is_hidden", "mark_torn", "record_writer", "sweep_
 
 _log = logging.getLogger(__name__)
 
+_TOUCH_INTERVAL_S = 0.2
+"""How old `write_ns` of an attempt that is being written may be."""
+
 
 def _meta_key(attempt: int) -> str:
     return WRITERS_META.format(attempt=attempt)
@@ -51,11 +54,21 @@ def _writers(ctx: Context, attempt: int) -> set[tuple[int, int]]:
 def record_writer(ctx: Context, row: AttemptRow, who: Who) -> AttemptRow:
     """Note a change of the attempt by this process; inside a change.
 
+    Of many changes in a row by a process that is known only some are noted.
+
     Returns:
         The row as it is now.
     """
     known = _writers(ctx, row.id)
-    if who.pid and (who.pid, who.start) not in known:
+    is_new = who.pid != 0 and (who.pid, who.start) not in known
+    now = ctx.clock.monotonic()
+    with ctx.lock:
+        ctx.memory.wholeness.pop(row.id, None)
+        last = ctx.memory.touched.get(row.id)
+        if not is_new and last is not None and 0 <= now - last < _TOUCH_INTERVAL_S:
+            return row
+        ctx.memory.touched[row.id] = now
+    if is_new:
         with ctx.lock:
             known.add((who.pid, who.start))
             ctx.spool.set_meta(_meta_key(row.id), json.dumps(sorted(known)))

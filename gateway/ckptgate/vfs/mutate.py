@@ -179,15 +179,16 @@ def _changes_row(changes: SetAttr) -> bool:
 
 def _is_writer(ctx: Context, fh: int, ino: int) -> bool:
     handle = ctx.memory.files.get(fh)
-    return handle is not None and handle.is_writer and handle.ino == ino
+    return handle is not None and handle.is_writer and handle.row.ino == ino
 
 
 def _resize(ctx: Context, caller: Caller, node: NodeRow, size: int, fh: int | None) -> NodeRow:
     if size < 0:
         msg = f"size {size} is negative"
         raise CkptError(msg, errno_value=errno.EINVAL)
-    if fh is not None:
-        os.ftruncate(ctx.memory.files[fh].fd, size)
+    handle = None if fh is None else ctx.memory.files.get(fh)
+    if handle is not None:
+        os.ftruncate(handle.fd, size)
         return node
     node = writing.prepare_write(ctx, caller, node, is_emptied=size == 0)
     assert node.file is not None

@@ -151,7 +151,7 @@ def refreshed(
     """A plain child as it is now: what isn't newer here is looked up in the store again."""
     if child.kind is NodeKind.DIR:
         return child
-    if not ctx.is_due(("plain", child.ino), _REFRESH_S) or ctx.memory.opens.get(child.ino):
+    if not ctx.is_due(("plain", child.ino), _REFRESH_S) or ctx.memory.files.count(child.ino):
         return child
     if _is_queued(ctx, names.plain_path(parent, name)):
         return child

@@ -75,7 +75,7 @@ def is_settled(ctx: Context, parent: NodeRow, row: PendingRow, view: RunView) ->
     node = ctx.spool.node(row.ino)
     if node is None or _content(ctx, node) != value.content:
         return False
-    if ctx.memory.opens.get(node.ino):
+    if ctx.memory.files.count(node.ino):
         return False
     with ctx.taking_over():
         old = ctx.spool.child(parent.ino, row.name)

@@ -34,7 +34,6 @@ def writable(ctx: Context, caller: Caller, node: NodeRow) -> NodeRow:
         BusyError: it is still being decided.
         MissingError: ENOENT, the caller's incarnation removed the checkpoint.
     """
-    who = ctx.who(caller)
     while (attempt := node.attempt) is not None:
         row = ctx.spool.attempt(attempt)
         if row is None:
@@ -46,6 +45,7 @@ def writable(ctx: Context, caller: Caller, node: NodeRow) -> NodeRow:
             continue
         if row.state is not AttemptState.COMMITTED:
             raise stale(row.name, f"its attempt is {row.state}")
+        who = ctx.who(caller)
         if visibility.revision_of(ctx, who, row) is None:
             if visibility.is_deleted(ctx, who, row):
                 # As in a removed directory that somebody still has open.

@@ -29,12 +29,12 @@ def is_nameless(ctx: Context, ino: int) -> bool:
 def _is_known(ctx: Context, ino: int) -> bool:
     with ctx.lock:
         memory = ctx.memory
-        return memory.lookups.get(ino, 0) > 0 or memory.opens.get(ino, 0) > 0 or memory.is_inherited
+        return memory.lookups.get(ino, 0) > 0 or memory.files.count(ino) > 0 or memory.is_inherited
 
 
 def drop_if_unused(ctx: Context, ino: int, *, is_forgotten: bool = True) -> None:
     """Drop a node without a name that neither the kernel nor a handle refers to."""
-    if ctx.memory.opens.get(ino, 0) or (not is_forgotten and _is_known(ctx, ino)):
+    if ctx.memory.files.count(ino) or (not is_forgotten and _is_known(ctx, ino)):
         return
     if ctx.memory.lookups.get(ino, 0) or not is_nameless(ctx, ino):
         return
@@ -52,7 +52,6 @@ def drop_file_if_unused(ctx: Context, node: NodeRow) -> None:
     """Drop the bytes that *node* had, unless another node or a handle has them; in a change."""
     if node.file is None or ctx.spool.nodes_of_file(node.file):
         return
-    with ctx.lock:
-        if any(handle.file == node.file for handle in ctx.memory.files.values()):
-            return
+    if ctx.memory.files.has_file(node.file):
+        return
     ctx.spool.drop_file(node.file)

@@ -83,7 +83,11 @@ def directory(ctx: Context, caller: Caller, ino: int) -> NodeRow:
     Raises:
         CkptError: ESTALE if it is gone, ENOTDIR if it is none.
     """
-    node = redirect(ctx, ctx.who(caller), ctx.node(ino))
+    node = ctx.node(ino)
+    if node.attempt is not None:
+        row = ctx.spool.attempt(node.attempt)
+        if row is not None and row.state is AttemptState.COMMITTED:
+            node = redirect(ctx, ctx.who(caller), node)
     if node.kind is not NodeKind.DIR:
         msg = f"node {ino} is not a directory"
         raise CkptError(msg, errno_value=errno.ENOTDIR)

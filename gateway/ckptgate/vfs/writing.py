@@ -99,7 +99,7 @@ def prepare_write(ctx: Context, caller: Caller, node: NodeRow, *, is_emptied: bo
         raise _renewed(node)
     if node.file is not None and not is_frozen(ctx, node, file_of(ctx, node)):
         return _in_place(ctx, node, is_emptied=is_emptied)
-    is_open = bool(ctx.memory.opens.get(node.ino))
+    is_open = bool(ctx.memory.files.count(node.ino))
     file = _copied(ctx, caller, node, is_emptied=is_emptied)
     if is_open and place is not None:
         _replace_node(ctx, place, node, file)

@@ -63,8 +63,8 @@ class FakeIdentify:
     def process(self, tid: int) -> ProcessInfo:
         return self.processes.get(tid, ProcessInfo(0, 0, OUTSIDE, RankInfo()))
 
-    def is_exiting(self, tid: int) -> bool:
-        return tid in self.exiting
+    def closer(self, tid: int) -> tuple[ProcessInfo, bool]:
+        return self.process(tid), tid in self.exiting
 
     def is_alive(self, pid: int, start: int) -> bool:
         return pid in self.processes and pid not in self.dead and start == pid * 10

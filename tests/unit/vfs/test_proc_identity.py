@@ -55,11 +55,35 @@ def test_a_dead_process_is_not_alive(child):
     found = identity.process(child.pid)
     assert identity.is_alive(found.pid, found.start)
     assert not identity.is_alive(found.pid, found.start + 1)
-    assert not identity.is_exiting(child.pid)
+    assert not identity.closer(child.pid)[1]
     child.kill()
     child.wait()
     assert not identity.is_alive(found.pid, found.start)
     assert identity.process(child.pid).job_key == OUTSIDE
+    assert identity.closer(child.pid)[1]
+
+
+def test_a_number_that_another_process_got_is_that_process(tmp_path):
+    """The descriptors that are kept are of processes, not of their numbers."""
+    proc = tmp_path / "proc"
+    proc.mkdir()
+    identity = ProcIdentity(proc=str(proc))
+    known = []
+    for number in range(2):
+        with subprocess.Popen(
+            [sys.executable, "-c", "print(flush=True); input()"],
+            env={**os.environ, "CKPTGATE_RUN_ID": f"r{number}"},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        ) as process:  # fmt: skip
+            assert process.stdout is not None
+            process.stdout.readline()
+            (proc / "7").unlink(missing_ok=True)
+            for name in ("7", str(process.pid)):
+                (proc / name).symlink_to(f"/proc/{process.pid}")
+            known.append(str(identity.process(7).job_key))
+            process.communicate(b"\n")
+        assert identity.closer(7)[1]
+    assert known == ["run:r0", "run:r1"]
 
 
 def test_a_zombie_is_not_alive(child):

@@ -12,6 +12,7 @@ from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.spool import LocalBytes
 from ckptgate.vfs import revisions
 from ckptgate.vfs.interface import Caller, SetAttr
+from ckptgate.vfs.openfiles import OpenFiles
 
 ROOT = 1
 
@@ -351,8 +352,7 @@ def test_a_successor_reopens_handles(world):
     world.mkdir(world.a, "step-1")
     opened = world.open_new(world.a, "step-1/w")
     os.pwrite(opened.fd, b"abc", 0)
-    world.vfs._ctx.memory.files.clear()
-    world.vfs._ctx.memory.opens.clear()
+    world.vfs._ctx.memory.files = OpenFiles()
     again = world.vfs.reopen(opened.fh)
     assert os.pread(again.fd, 9, 0) == b"abc"
     world.close(world.a, again)
@@ -363,15 +363,14 @@ def test_all_that_a_predecessor_opened_is_open_in_its_successor(world):
     """I11: fsync, an unlinked file and a file of the store only go on working after a restart."""
     world.mkdir(world.a, "step-1")
     opened = world.open_new(world.a, "step-1/w")
-    world.vfs._ctx.memory.files.clear()
-    world.vfs._ctx.memory.opens.clear()
+    world.vfs._ctx.memory.files = OpenFiles()
     world.vfs.start_session(is_takeover=True)
     world.vfs.fsync(world.a, opened.fh, data_only=False)
     ino = world.walk(world.a, "step-1/w").attr.ino
-    assert world.vfs._ctx.memory.opens == {ino: 1}
+    assert world.vfs._ctx.memory.files.count(ino) == 1
     world.catalog.add_plain("config.json", b"{}")
     plain = world.vfs.open(world.a, world.walk(world.a, "config.json").attr.ino, os.O_RDONLY)
-    world.vfs._ctx.memory.files.clear()
+    world.vfs._ctx.memory.files = OpenFiles()
     assert world.vfs.reopen(plain.fh) == plain
     assert world.vfs.read(world.a, plain.fh, 0, 9) == b"{}"
     world.vfs.release(plain.fh)
