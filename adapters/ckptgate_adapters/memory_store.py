@@ -10,7 +10,7 @@ import contextlib
 import errno
 import stat
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
@@ -38,7 +38,7 @@ from ckptgate.model.documents import (
 from ckptgate.model.ids import CHUNK_BYTES, check_attempt_id, check_name, check_relative_path
 from ckptgate.model.layout import GATEWAY_DIR, attempt_prefix, format_key, full_key, join_key
 from ckptgate.model.published import Shown, tree_problems
-from ckptgate.ports.store import DigestedFile, PlainEntry, PlainKind, VerifyMode
+from ckptgate.ports.store import DigestedFile, PlainEntry, PlainKind, VerifyMode, put_each
 
 __all__ = ["MemoryStore"]
 
@@ -118,6 +118,10 @@ class MemoryStore:
             raise IntegrityError(msg, subject=key)
         if mode is VerifyMode.READBACK:
             _compare(key, data, source)
+
+    def put_all(self, files: Mapping[str, DigestedFile], mode: VerifyMode) -> dict[str, OSError]:
+        """`put` and `verify` each."""
+        return put_each(self, files, mode)
 
     def read(self, key: str, offset: int, length: int) -> bytes:
         """Up to *length* bytes at *offset*."""

@@ -810,6 +810,35 @@ def test_trees_are_walked_by_name(spool):
     assert spool.nodes_of_file(99) == []
 
 
+def test_files_that_wait_are_found_with_their_paths_in_parts(spool):
+    root = spool.add_node(node(NodeKind.DIR))
+    attempt = spool.add_attempt(attempt_row(root=root.ino))
+    directory = spool.add_node(node(NodeKind.DIR, attempt=attempt.id))
+    spool.link(root.ino, "d", directory.ino)
+    files = [spool.add_file(state=FileState.QUIET) for _ in range(5)]
+    nodes = [spool.add_node(node(attempt=attempt.id, file=file.file)) for file in files]
+    for n, (parent, name) in enumerate([(root, "a"), (directory, "b"), (directory, "c")]):
+        spool.link(parent.ino, name, nodes[n].ino)
+    spool.link(root.ino, "stored", nodes[4].ino)
+    spool.update_file(files[4].file, state=FileState.DIGESTED)
+    everything = [
+        ("a", nodes[0], files[0]),
+        ("d/b", nodes[1], files[1]),
+        ("d/c", nodes[2], files[2]),
+    ]
+
+    def quiet(after: int, limit: int):
+        return spool.waiting_files(attempt.id, FileState.QUIET, after=after, limit=limit)
+
+    # The fourth has no name any more.
+    assert quiet(0, 10) == everything
+    assert quiet(0, 2) == everything[:2]
+    assert quiet(files[1].file, 2) == everything[2:]
+    digested = spool.waiting_files(attempt.id, FileState.DIGESTED, after=0, limit=9)
+    assert [(path, row.file) for path, _, row in digested] == [("stored", files[4].file)]
+    assert spool.waiting_files(99, FileState.QUIET, after=0, limit=9) == []
+
+
 def test_ten_thousand_files_are_listed_in_a_second(spool):
     with spool.transaction():
         root = spool.add_node(node(NodeKind.DIR))

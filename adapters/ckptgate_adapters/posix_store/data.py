@@ -12,6 +12,9 @@ import errno
 import logging
 import mmap
 import os
+import stat
+from collections import defaultdict
+from collections.abc import Mapping
 from typing import Final
 
 import blake3
@@ -61,16 +64,55 @@ class PosixData:
         try:
             with translated(key, "store"), self._root.directory(parent, make=True) as parent_fd:
                 _put(parent_fd, name, source, source_fd)
+                fsync_directory(parent_fd)
         finally:
             os.close(source_fd)
 
     def verify(self, key: str, source: DigestedFile, mode: VerifyMode) -> None:
         """Prove that *key* holds exactly the bytes of *source*."""
         with translated(key, "verify"):
-            is_same = self._root.with_file(key, lambda fd: _check_size(fd, key, source))
+            is_same = self._root.with_file(key, lambda fd: _check_size(os.fstat(fd), key, source))
             # The very same inode: reading it twice proves nothing more.
             if mode is VerifyMode.READBACK and not is_same:
                 self._read_back(key, source)
+
+    def put_all(self, files: Mapping[str, DigestedFile], mode: VerifyMode) -> dict[str, OSError]:
+        """`put` and `verify` each; one walk to a directory, and one fsync of it, for all in it."""
+        failed: dict[str, OSError] = {}
+        by_parent: dict[str, list[str]] = defaultdict(list)
+        for key in files:
+            by_parent[split_key(key)[0]].append(key)
+        for parent, keys in by_parent.items():
+            try:
+                with translated(parent, "store"), self._root.directory(parent, make=True) as fd:
+                    self._put_into(fd, {key: files[key] for key in keys}, mode, failed)
+            except OSError as exc:
+                failed.update((key, exc) for key in keys if key not in failed)
+        return failed
+
+    def _put_into(
+        self,
+        parent_fd: int,
+        files: Mapping[str, DigestedFile],
+        mode: VerifyMode,
+        failed: dict[str, OSError],
+    ) -> None:
+        for key, source in files.items():
+            try:
+                _place(parent_fd, key, source)
+            except OSError as exc:
+                failed[key] = exc
+        fsync_directory(parent_fd)
+        for key, source in files.items():
+            if key not in failed:
+                try:
+                    with translated(key, "verify"):
+                        found = os.stat(_name(key), dir_fd=parent_fd, follow_symlinks=False)
+                        is_same = _check_size(found, key, source)
+                        if mode is VerifyMode.READBACK and not is_same:
+                            self._read_back(key, source)
+                except OSError as exc:
+                    failed[key] = exc
 
     def read(self, key: str, offset: int, length: int) -> bytes:
         """Up to *length* bytes at *offset*."""
@@ -115,6 +157,42 @@ def _open_source(source: DigestedFile) -> int:
     return fd
 
 
+def _name(key: str) -> str:
+    return split_key(key)[1]
+
+
+def _place(parent_fd: int, key: str, source: DigestedFile) -> None:
+    """Store one file of several; the caller makes the directory durable."""
+    with translated(source.path, "read"):
+        source_fd = _open_source(source)
+    try:
+        with translated(key, "store"):
+            if not (source.may_link and _link_new(parent_fd, _name(key), source, source_fd)):
+                _put(parent_fd, _name(key), source, source_fd)
+    finally:
+        os.close(source_fd)
+
+
+def _link_new(parent_fd: int, name: str, source: DigestedFile, source_fd: int) -> bool:
+    """Link the source under a name that nothing has; whether that could be done.
+
+    Its bytes are durable already, so only the name has to be made so.
+    """
+    try:
+        syscalls.link(source.path, name, src_dir_fd=None, dst_dir_fd=parent_fd)
+    except FileExistsError:
+        return False
+    except OSError as exc:
+        if exc.errno in _NO_LINK:
+            return False
+        raise
+    if not _is_inode(parent_fd, name, os.fstat(source_fd)):
+        discard(name, dir_fd=parent_fd)
+        msg = f"{source.path!r} was replaced while it was stored"
+        raise IntegrityError(msg, subject=source.path)
+    return True
+
+
 def _put(parent_fd: int, name: str, source: DigestedFile, source_fd: int) -> None:
     """Try under up to three temporary names; only the first may be a link or a reflink."""
     for tries_left in reversed(range(_TRIES)):
@@ -144,7 +222,6 @@ def _put_once(
             # The reply may be what was lost: ours is there if this inode is.
             if not _is_inode(parent_fd, name, ours):
                 raise
-        fsync_directory(parent_fd)
     finally:
         # Renaming one name of an inode onto another of its names does nothing: remove it here.
         discard(temp, dir_fd=parent_fd)
@@ -189,10 +266,9 @@ def _is_inode(parent_fd: int, name: str, wanted: os.stat_result) -> bool:
     return (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino)
 
 
-def _check_size(fd: int, key: str, source: DigestedFile) -> bool:
+def _check_size(stored: os.stat_result, key: str, source: DigestedFile) -> bool:
     """Compare the sizes; returns whether key and source are one inode."""
-    stored = os.fstat(fd)
-    if stored.st_size != source.size:
+    if not stat.S_ISREG(stored.st_mode) or stored.st_size != source.size:
         msg = f"{key!r} has {stored.st_size} bytes in the store, wanted {source.size}"
         raise IntegrityError(msg, subject=key)
     try:

@@ -12,6 +12,7 @@ import errno
 import logging
 import os
 import stat
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -64,10 +65,9 @@ def build_tree(
     directories = _directories(manifest)
     for path in directories:
         syscalls.mkdir(path, 0o755, dir_fd=top)
+    _add_files(root, run, manifest, top)
     for entry in manifest.entries:
-        if entry.type is EntryType.FILE:
-            _add_file(root, run, entry, top)
-        elif entry.type is EntryType.SYMLINK:
+        if entry.type is EntryType.SYMLINK:
             syscalls.symlink(entry.target, entry.path, dir_fd=top)
             _set_owner_and_time(entry, top)
     syscalls.mkdir(GATEWAY_DIR, 0o755, dir_fd=top)
@@ -127,23 +127,34 @@ def _directories(manifest: Manifest) -> Sequence[str]:
     return sorted(found)
 
 
-def _add_file(root: StoreRoot, run: str, entry: FileEntry, top: int) -> None:
-    parent, name = split_key(full_key(run, entry.key))
-    with root.directory(parent) as parent_fd:
-        fd = _open_stored(entry.key, name, parent_fd)
-        try:
-            stored = os.fstat(fd)
-            _check_stored(entry, stored)
-            is_like = _is_like(entry, stored)
-            if is_like or stored.st_nlink <= _LINKS_OF_UNPUBLISHED:
-                # Before the link: a crash between leaves no link with other attributes.
-                if not is_like:
-                    _set_attributes(entry, fd, name, parent_fd, stored)
-                syscalls.link(name, entry.path, src_dir_fd=parent_fd, dst_dir_fd=top)
-            else:
-                _add_copy(entry, fd, top)
-        finally:
-            os.close(fd)
+def _add_files(root: StoreRoot, run: str, manifest: Manifest, top: int) -> None:
+    """All files; each directory of stored bytes is walked to once."""
+    by_parent: dict[str, list[tuple[str, FileEntry]]] = defaultdict(list)
+    for entry in manifest.entries:
+        if entry.type is EntryType.FILE:
+            parent, name = split_key(full_key(run, entry.key))
+            by_parent[parent].append((name, entry))
+    for parent, files in by_parent.items():
+        with root.directory(parent) as parent_fd:
+            for name, entry in files:
+                _add_file(parent_fd, name, entry, top)
+
+
+def _add_file(parent_fd: int, name: str, entry: FileEntry, top: int) -> None:
+    fd = _open_stored(entry.key, name, parent_fd)
+    try:
+        stored = os.fstat(fd)
+        _check_stored(entry, stored)
+        is_like = _is_like(entry, stored)
+        if is_like or stored.st_nlink <= _LINKS_OF_UNPUBLISHED:
+            # Before the link: a crash between leaves no link with other attributes.
+            if not is_like:
+                _set_attributes(entry, fd, name, parent_fd, stored)
+            syscalls.link(name, entry.path, src_dir_fd=parent_fd, dst_dir_fd=top)
+        else:
+            _add_copy(entry, fd, top)
+    finally:
+        os.close(fd)
 
 
 def _open_stored(key: str, name: str, parent_fd: int) -> int:

@@ -47,6 +47,31 @@ _TREE_FILES: Final = (
 )
 
 
+def _waiting(state: FileState) -> str:
+    # From the files that wait upwards: an attempt's root has no name, so the way up ends there.
+    # The state is written out, else SQLite would not take the index of those that wait.
+    return (
+        "WITH RECURSIVE waits (file, ino) AS MATERIALIZED ("  # noqa: S608 - own columns
+        " SELECT f.file, n.ino FROM files AS f CROSS JOIN nodes AS n ON n.file = f.file"
+        f" WHERE f.state IN ('quiet', 'digested') AND f.state = '{state.value}'"
+        " AND f.file > ?2 AND n.attempt = ?1"
+        " AND EXISTS (SELECT 1 FROM names AS m WHERE m.ino = n.ino)"
+        " ORDER BY f.file LIMIT ?3),"
+        " up (ino, file, parent, path) AS ("
+        " SELECT w.ino, w.file, m.parent, m.name FROM waits AS w JOIN names AS m ON m.ino = w.ino"
+        " UNION ALL"
+        " SELECT u.ino, u.file, m.parent, m.name || '/' || u.path"
+        " FROM up AS u JOIN names AS m ON m.ino = u.parent)"
+        f" SELECT u.path, {NODES.qualified('n')}, {FILES.qualified('f')}"
+        " FROM attempts AS a CROSS JOIN up AS u CROSS JOIN nodes AS n ON n.ino = u.ino"
+        " CROSS JOIN files AS f ON f.file = u.file"
+        " WHERE a.id = ?1 AND u.parent = a.root ORDER BY f.file"
+    )
+
+
+_WAITING: Final = {state: _waiting(state) for state in (FileState.QUIET, FileState.DIGESTED)}
+
+
 class FilePart:
     """Bytes by file id."""
 
@@ -105,6 +130,13 @@ class FilePart:
         wanted = [] if states is None else sorted({state.value for state in states})
         where = "" if states is None else f" WHERE f.state IN ({', '.join('?' * len(wanted))})"
         rows = self._db.all(f"{_TREE_FILES}{where} ORDER BY w.path", (attempt, *wanted))
+        return [(row[0], NODES.build(row[1:cut]), FILES.build(row[cut:])) for row in rows]
+
+    def waiting_files(
+        self, attempt: int, state: FileState, *, after: int, limit: int
+    ) -> list[tuple[str, NodeRow, FileRow]]:
+        cut = 1 + _NODE_WIDTH
+        rows = self._db.all(_WAITING[state], (attempt, after, limit))
         return [(row[0], NODES.build(row[1:cut]), FILES.build(row[cut:])) for row in rows]
 
     def count_files(

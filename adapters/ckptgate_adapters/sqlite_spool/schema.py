@@ -68,6 +68,7 @@ CREATE TABLE files (
     evidence TEXT NOT NULL,
     is_linked INTEGER NOT NULL
 ) STRICT;
+CREATE INDEX files_waiting ON files (state, file) WHERE state IN ('quiet', 'digested');
 CREATE TABLE attempts (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     run TEXT NOT NULL,

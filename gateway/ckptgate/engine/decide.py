@@ -19,6 +19,7 @@ from typing import Final, TypeAlias
 from ckptgate.engine.judge import Judge, Verdict
 from ckptgate.engine.node import Node
 from ckptgate.engine.owed import Owed
+from ckptgate.engine.pace import Pace
 from ckptgate.engine.patience import Patience
 from ckptgate.engine.seals import Sealer
 from ckptgate.engine.votes import Voter
@@ -89,6 +90,7 @@ class Decider:
         self._invalidations = node.invalidations
         self._settings = node.settings
         self._patience = Patience(node.clock, node.settings.commit_deadline_s)
+        self._pace = Pace(node.clock)
         self._seals: OrderedDict[tuple[str, str], Seal] = OrderedDict()
 
     def step(self, row: AttemptRow) -> bool:
@@ -203,12 +205,19 @@ class Decider:
         row = case.row
         self._patience.look(case.key, row.event_ns if row else 0)
         is_first = row is not None and bool(row.event)
+        # Before this member's own final vote nothing can be decided, only told.
+        is_telling = row is not None and not row.is_voted
+        if is_telling and not self._pace.is_due(case.key):
+            return False
         delay_s = self._settings.survivor_delay_s
-        if not is_first and self._patience.seen_s(case.key) < delay_s:
-            self._show_missing(row, self._voter.owes(row) if row else [])
-            return False
-        if not self._patience.is_due(case.key):
-            return False
+        with self._pace.look(case.key):
+            if not is_first and self._patience.seen_s(case.key) < delay_s:
+                self._show_missing(row, self._voter.owes(row) if row else [])
+                return False
+            return self._patience.is_due(case.key) and self._look(case)
+
+    def _look(self, case: _Case) -> bool:
+        """Read what there is, and decide, abort or wait."""
         if self._logs.get(case.run).look(lambda state: state.is_superseded(case.view.attempt)):
             reason = f"superseded: a newer seal of {case.view.name!r} is committed"
             self._append_abort(case.run, case.view.attempt, reason, ())

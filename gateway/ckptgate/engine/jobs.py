@@ -1,4 +1,4 @@
-"""Background jobs of the publisher, each known by a key, and the wait after a failure.
+"""Background jobs of the publisher, each known by its keys, and the wait after a failure.
 
 Which jobs run is only a matter of speed: what is to be done is derived from the spool at each pass,
 so a job that is lost in a crash is started again.
@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from ckptgate.ports.clock import Clock
 
-__all__ = ["Backoff", "Cancelled", "Jobs"]
+__all__ = ["QUEUED_MAX", "Backoff", "Cancelled", "Jobs", "Outcome"]
 
 _K = TypeVar("_K", bound=Hashable)
 
-QUEUED_MAX: Final = 512
-"""Jobs that are handed out at once (small files end many in one pass); the rest waits."""
+Outcome: TypeAlias = bool | Exception
+"""What became of a key: whether anything was done for it, or why it failed."""
+
+QUEUED_MAX: Final = 1024
+"""Keys that are handed out at once; the rest waits."""
 
 
 class Cancelled(Exception):  # noqa: N818 -- it tells of no error
@@ -29,33 +32,49 @@ class Cancelled(Exception):  # noqa: N818 -- it tells of no error
 
 
 class Jobs(Generic[_K]):
-    """A small pool of threads; at most one job for a key at a time."""
+    """A small pool of threads; each job is for some keys, and each key in one job at a time."""
 
     def __init__(self, name: str, threads: int) -> None:
         self._pool = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix=name)
-        self._running: dict[_K, concurrent.futures.Future[None]] = {}
+        self._running: dict[concurrent.futures.Future[Mapping[_K, Outcome]], tuple[_K, ...]] = {}
+        self._keys: set[_K] = set()
         self._stop = threading.Event()
 
     def has(self, key: _K) -> bool:
         """Whether a job with that key was submitted and not yet taken with `take_done`."""
-        return key in self._running
+        return key in self._keys
 
-    def is_full(self) -> bool:
-        """Whether no more jobs are taken now."""
-        return len(self._running) >= QUEUED_MAX
+    @property
+    def room(self) -> int:
+        """How many more keys are taken now."""
+        return max(0, QUEUED_MAX - len(self._keys))
 
-    def submit(self, key: _K, job: Callable[[], None]) -> None:
-        """Start *job* when a thread is free; the key must be free."""
-        assert key not in self._running, key
-        self._running[key] = self._pool.submit(job)
+    def submit(self, keys: Iterable[_K], job: Callable[[], Mapping[_K, Outcome]]) -> None:
+        """Start *job* when a thread is free; the keys must be free.
 
-    def take_done(self, wait_s: float) -> list[tuple[_K, BaseException | None]]:
-        """Keys of ended jobs with their error, after waiting up to *wait_s* for all of them."""
+        What it returns holds for the keys that it names, what it raises for all.
+        """
+        of_job = tuple(keys)
+        assert self._keys.isdisjoint(of_job), of_job
+        self._keys.update(of_job)
+        self._running[self._pool.submit(job)] = of_job
+
+    def take_done(self, wait_s: float) -> list[tuple[_K, bool | BaseException]]:
+        """Outcomes of ended jobs by key, after waiting up to *wait_s* for all of them."""
         if not self._running:
             return []
-        concurrent.futures.wait(self._running.values(), timeout=wait_s)
-        done = [key for key, future in self._running.items() if future.done()]
-        return [(key, self._running.pop(key).exception()) for key in done]
+        concurrent.futures.wait(self._running, timeout=wait_s)
+        found: list[tuple[_K, bool | BaseException]] = []
+        for future in [future for future in self._running if future.done()]:
+            keys = self._running.pop(future)
+            self._keys.difference_update(keys)
+            error = future.exception()
+            if error is not None:
+                found += [(key, error) for key in keys]
+                continue
+            outcomes = future.result()
+            found += [(key, outcomes.get(key, False)) for key in keys]
+        return found
 
     def check_cancelled(self) -> None:
         """Called by jobs between steps; raises Cancelled once `close` was called."""

@@ -16,6 +16,7 @@ import msgspec
 
 from ckptgate.engine.judge import Judge
 from ckptgate.engine.node import Node
+from ckptgate.engine.pace import Pace
 from ckptgate.engine.patience import Patience
 from ckptgate.engine.votes import Voter, is_shared_job
 from ckptgate.errors import RefusedError
@@ -51,6 +52,7 @@ class Sealer:
         self._settings = node.settings
         self._patience = Patience(node.clock, node.settings.commit_deadline_s)
         self._idle = Patience(node.clock, node.settings.abandon_after_s)
+        self._pace = Pace(node.clock)
 
     def step(self, row: AttemptRow) -> bool:
         """One pass over an undecided attempt that has no SEAL in the log; True if it moved.
@@ -89,8 +91,9 @@ class Sealer:
         event: SealEvent | None = None
         if row.is_joined and self._sees_all_ranks(row):
             event = SealEvent.EXPLICIT
-        elif row.is_joined and self._is_quiescent(row):
-            event = SealEvent.QUIESCENCE
+        elif row.is_joined and self._pace.is_due(row.id):
+            with self._pace.look(row.id):
+                event = SealEvent.QUIESCENCE if self._is_quiescent(row) else None
         if event is None:
             return self._fresh(row)
         with self._spool.transaction():

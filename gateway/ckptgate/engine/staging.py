@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import msgspec
 
+from ckptgate.engine.batches import Queue, batches
 from ckptgate.engine.digest import (
     DigestOfFile,
     Fingerprint,
@@ -24,9 +27,11 @@ from ckptgate.engine.digest import (
     has_hole,
     is_unchanged,
 )
+from ckptgate.engine.durable import sync_files
 from ckptgate.engine.fetch import drop_copy
-from ckptgate.engine.jobs import Backoff, Cancelled, Jobs
+from ckptgate.engine.jobs import Backoff, Cancelled, Jobs, Outcome
 from ckptgate.engine.node import Node
+from ckptgate.engine.pace import Pace
 from ckptgate.errors import CkptError
 from ckptgate.formats.containers import check_container
 from ckptgate.model.documents import Evidence
@@ -40,7 +45,7 @@ from ckptgate.ports.spool import (
     Spool,
 )
 
-__all__ = ["FSYNC_FAILED", "Stager", "is_base_file"]
+__all__ = ["FSYNC_FAILED", "Stager", "changed_files"]
 
 _log = logging.getLogger(__name__)
 
@@ -48,14 +53,46 @@ FSYNC_FAILED: Final = "fsync failed"
 """How `Evidence.problem` begins for bytes that may not be on the disk."""
 
 _UNDECIDED: Final = (AttemptState.OPEN, AttemptState.SEALED)
+_DIGESTED: Final = (FileState.DIGESTED, FileState.STORED)
+_READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+_KEPT_AT_ONCE: Final = 32
+"""Files whose digests are recorded in one transaction: the mount's own wait behind it."""
 
 
-def is_base_file(spool: Spool, node: NodeRow) -> bool:
-    """Whether a revision's node still shares the bytes of the checkpoint that it revises."""
-    if node.base is None:
-        return False
-    base = spool.node(node.base)
-    return base is not None and base.file == node.file
+def changed_files(spool: Spool, attempt: AttemptRow) -> Iterator[tuple[str, FileRow]]:
+    """(path, row) of digested files of the attempt whose bytes here are others by now.
+
+    What a revision shares with the checkpoint that it revises is watched over there.
+    """
+    of_base: dict[int, int | None] = {}
+    if attempt.base is not None:
+        of_base = {node.ino: node.file for _, node in spool.tree(attempt.base)}
+    for path, node, file in spool.files_of_attempt(attempt.id, states=_DIGESTED):
+        if file.local is not LocalBytes.FULL or file.mtime_ns == 0:
+            continue
+        if node.base is not None and of_base.get(node.base, -1) == node.file:
+            continue
+        if not is_unchanged(file, spool.data_path(file.file)):
+            yield path, file
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A file that is being digested: its path in the checkpoint, its id, its descriptor."""
+
+    path: str
+    file: int
+    fd: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Digested:
+    """What was found of a file that stayed as it was seen."""
+
+    file: int
+    seen: Fingerprint
+    found: DigestOfFile
+    evidence: Evidence
 
 
 class Stager:
@@ -66,6 +103,8 @@ class Stager:
         self._clock = node.clock
         self._events = node.events
         self._settings = node.settings
+        self._pace = Pace(node.clock)
+        self._queue = Queue(node.spool, FileState.QUIET)
         self._jobs: Jobs[int] = Jobs("digest", node.settings.digest_threads)
         self._backoff: Backoff[int] = Backoff(
             node.clock, node.settings.retry_first_s, node.settings.retry_max_s
@@ -77,26 +116,22 @@ class Stager:
 
     def step(self) -> bool:
         """Start what can be started, wait a moment, and say whether anything was done."""
+        for batch in batches(self._ready_files()):
+            ids = [file for _, file in batch]
+            self._jobs.submit(ids, partial(self._digest, batch))
         did = False
-        for path, file in self._quiet_files():
-            if self._jobs.is_full():
-                break
-            if not self._jobs.has(file.file) and self._is_ready(file):
-                self._submit(path, file.file)
-        for file_id, error in self._jobs.take_done(self._settings.job_wait_s):
-            did = self._finish(file_id, error) or did
+        for file_id, outcome in self._jobs.take_done(self._settings.job_wait_s):
+            did = self._finish(file_id, outcome) or did
         return did
 
     def recheck(self, attempt: AttemptRow) -> bool:
         """Take the digest from files of an undecided attempt that changed; True if any did."""
+        if not self._pace.is_due(attempt.id):
+            return False
+        with self._pace.look(attempt.id):
+            changed = list(changed_files(self._spool, attempt))
         did = False
-        for path, node, file in self._spool.files_of_attempt(attempt.id):
-            if file.state not in {FileState.DIGESTED, FileState.STORED}:
-                continue
-            if file.local is not LocalBytes.FULL or is_base_file(self._spool, node):
-                continue
-            if file.mtime_ns == 0 or is_unchanged(file, self._spool.data_path(file.file)):
-                continue
+        for path, file in changed:
             did = self._lose_digest(attempt, path, file) or did
         return did
 
@@ -114,88 +149,120 @@ class Stager:
         self._events.record(kind, attempt.name, f"{path} was written without an open handle")
         return True
 
-    def _quiet_files(self) -> Iterator[tuple[str, FileRow]]:
-        for attempt in self._spool.attempts(states=_UNDECIDED):
-            quiet = self._spool.files_of_attempt(attempt.id, states=(FileState.QUIET,))
-            yield from ((path, file) for path, _, file in quiet)
+    def _ready_files(self) -> list[tuple[str, int, int]]:
+        """(path, file id, bytes) of quiet files to be digested now, as many as there is room."""
+        found: list[tuple[str, int, int]] = []
+        waiting = list(self._quiet_files())
+        if not waiting:
+            return found
+        written = {handle.file for handle in self._spool.handles() if not handle.is_closed}
+        for path, node, file in waiting[: self._jobs.room]:
+            if not self._jobs.has(file.file) and self._is_ready(file, written):
+                found.append((path, file.file, node.size))
+        return found
+
+    def _quiet_files(self) -> Iterator[tuple[str, NodeRow, FileRow]]:
         for pending in self._spool.pending():
             if pending.kind is PendingKind.WHOLE and pending.ino is not None:
                 node = self._spool.node(pending.ino)
                 whole = self._spool.file(node.file) if node and node.file is not None else None
-                if whole is not None and whole.state is FileState.QUIET:
-                    yield pending.name, whole
+                if node is not None and whole is not None and whole.state is FileState.QUIET:
+                    yield pending.name, node, whole
+        for attempt in self._spool.attempts(states=_UNDECIDED):
+            yield from self._queue.next(attempt.id, self._jobs.room)
 
-    def _is_ready(self, file: FileRow) -> bool:
+    def _is_ready(self, file: FileRow, written: Container[int]) -> bool:
         if not self._backoff.is_due(file.file):
             return False
         if file.evidence.problem.startswith(FSYNC_FAILED):
             return not is_unchanged(file, self._spool.data_path(file.file))
-        return self._has_no_writer(file.file)
+        return file.file not in written
 
-    def _has_no_writer(self, file_id: int) -> bool:
-        return all(handle.is_closed for handle in self._spool.handles(file=file_id))
-
-    def _submit(self, path: str, file_id: int) -> None:
-        self._jobs.submit(file_id, lambda: self._digest(path, file_id))
-
-    def _finish(self, file_id: int, error: BaseException | None) -> bool:
-        if error is None:
+    def _finish(self, file_id: int, outcome: bool | BaseException) -> bool:
+        if isinstance(outcome, bool):
             self._backoff.succeeded(file_id)
-            row = self._spool.file(file_id)
-            return row is not None and row.state is FileState.DIGESTED
-        if isinstance(error, Cancelled):
+            return outcome
+        if isinstance(outcome, Cancelled):
             return False
-        if not isinstance(error, OSError):
-            raise error
+        if not isinstance(outcome, OSError):
+            raise outcome
         self._backoff.failed(file_id)
-        _log.warning("digest-failed file=%d error=%s", file_id, error)
-        self._events.record("digest-failed", str(file_id), str(error))
+        _log.warning("digest-failed file=%d error=%s", file_id, outcome)
+        self._events.record("digest-failed", str(file_id), str(outcome))
         return False
 
-    def _digest(self, path: str, file_id: int) -> None:
-        """One file, on a thread of the pool; OSError where the disk fails."""
-        fd = os.open(self._spool.data_path(file_id), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            before = self._settled(fd)
-            if not self._sync(fd, path, file_id, before):
-                return
-            found = digest_file(fd, self._jobs.check_cancelled)
-            evidence = self._judge(fd, path, before.size)
-            after = Fingerprint.of(fd)
-        finally:
-            os.close(fd)
-        if before == after and found.size == before.size:
-            self._keep(file_id, before, found, evidence)
+    # On a thread of the pool
 
-    def _settled(self, fd: int) -> Fingerprint:
-        """The fingerprint, once its time stamp is old enough to tell a later write from it."""
-        found = Fingerprint.of(fd)
-        age_s = (self._clock.now_ns() - found.mtime_ns) / 1e9
-        if 0 <= age_s < self._settings.racy_write_s:
+    def _digest(self, batch: Sequence[tuple[str, int]]) -> Mapping[int, Outcome]:
+        outcomes: dict[int, Outcome] = {}
+        opened: list[_Open] = []
+        found: list[_Digested] = []
+        try:
+            for path, file_id in batch:
+                try:
+                    fd = os.open(self._spool.data_path(file_id), _READ)
+                except OSError as exc:
+                    outcomes[file_id] = exc
+                else:
+                    opened.append(_Open(path, file_id, fd))
+            for file, before in self._synced(opened):
+                try:
+                    digested = self._digest_one(file, before)
+                except OSError as exc:
+                    outcomes[file.file] = exc
+                else:
+                    found += [] if digested is None else [digested]
+        finally:
+            for file in opened:
+                os.close(file.fd)
+        for at in range(0, len(found), _KEPT_AT_ONCE):
+            outcomes.update(self._keep(found[at : at + _KEPT_AT_ONCE]))
+        return outcomes
+
+    def _digest_one(self, file: _Open, before: Fingerprint) -> _Digested | None:
+        """The file's digests, None if it was written meanwhile."""
+        found = digest_file(file.fd, self._jobs.check_cancelled)
+        evidence = self._judge(file.fd, file.path, before.size)
+        after = Fingerprint.of(file.fd)
+        if before != after or found.size != before.size:
+            return None
+        return _Digested(file.file, before, found, evidence)
+
+    def _settled(self, opened: Sequence[_Open]) -> list[Fingerprint]:
+        """The fingerprints, once their time stamps are old enough to tell a later write."""
+        found = [Fingerprint.of(file.fd) for file in opened]
+        now_ns = self._clock.now_ns()
+        ages_s = [(now_ns - seen.mtime_ns) / 1e9 for seen in found]
+        if any(0 <= age_s < self._settings.racy_write_s for age_s in ages_s):
             self._clock.sleep(self._settings.racy_write_s)
-            found = Fingerprint.of(fd)
+            found = [Fingerprint.of(file.fd) for file in opened]
         return found
 
-    def _sync(self, fd: int, path: str, file_id: int, seen: Fingerprint) -> bool:
-        try:
-            os.fsync(fd)
-        except OSError as exc:
-            # The kernel has dropped the dirty pages: asking again would succeed and prove nothing.
-            problem = f"{FSYNC_FAILED}: {exc.strerror or exc}: the file must be written again"
-            with self._spool.transaction():
-                row = self._spool.file(file_id)
-                if row is None or row.state is not FileState.QUIET:
-                    return False
-                self._spool.update_file(
-                    file_id,
-                    size=seen.size,
-                    mtime_ns=seen.mtime_ns,
-                    ctime_ns=seen.ctime_ns,
-                    evidence=msgspec.structs.replace(row.evidence, problem=problem, is_valid=False),
-                )
-            self._events.record("fsync-failed", path, problem)
-            return False
-        return True
+    def _synced(self, opened: Sequence[_Open]) -> list[tuple[_Open, Fingerprint]]:
+        """The files that are on the disk, as they were just before."""
+        fingerprints = self._settled(opened)
+        errors = sync_files([file.fd for file in opened])
+        for file, seen in zip(opened, fingerprints, strict=True):
+            if file.fd in errors:
+                self._sync_failed(file, seen, errors[file.fd])
+        pairs = zip(opened, fingerprints, strict=True)
+        return [(file, seen) for file, seen in pairs if file.fd not in errors]
+
+    def _sync_failed(self, file: _Open, seen: Fingerprint, error: OSError) -> None:
+        # The kernel has dropped the dirty pages: asking again would succeed and prove nothing.
+        problem = f"{FSYNC_FAILED}: {error.strerror or error}: the file must be written again"
+        with self._spool.transaction():
+            row = self._spool.file(file.file)
+            if row is None or row.state is not FileState.QUIET:
+                return
+            self._spool.update_file(
+                file.file,
+                size=seen.size,
+                mtime_ns=seen.mtime_ns,
+                ctime_ns=seen.ctime_ns,
+                evidence=msgspec.structs.replace(row.evidence, problem=problem, is_valid=False),
+            )
+        self._events.record("fsync-failed", file.path, problem)
 
     def _judge(self, fd: int, path: str, size: int) -> Evidence:
         try:
@@ -209,27 +276,33 @@ class Stager:
             problem=found.problem,
         )
 
-    def _keep(
-        self, file_id: int, seen: Fingerprint, found: DigestOfFile, evidence: Evidence
-    ) -> None:
+    def _keep(self, digested: Sequence[_Digested]) -> dict[int, Outcome]:
+        """Record the digests of files that are still quiet; whether each was."""
+        kept: dict[int, Outcome] = {}
         with self._spool.transaction():
-            row = self._spool.file(file_id)
-            if row is None or row.state is not FileState.QUIET:
-                return
-            if not self._has_no_writer(file_id):
-                return
-            # Who wrote it, and whether it was torn, is known from its close.
-            evidence = msgspec.structs.replace(
-                evidence, is_torn=row.evidence.is_torn, rank=row.evidence.rank
-            )
-            self._spool.update_file(
-                file_id,
-                state=FileState.DIGESTED,
-                size=seen.size,
-                mtime_ns=seen.mtime_ns,
-                ctime_ns=seen.ctime_ns,
-                digest=found.digest,
-                chunks=found.chunks,
-                key="",
-                evidence=evidence,
-            )
+            written = {handle.file for handle in self._spool.handles() if not handle.is_closed}
+            for each in digested:
+                row = self._spool.file(each.file)
+                is_quiet = row is not None and row.state is FileState.QUIET
+                if row is None or not is_quiet or each.file in written:
+                    continue
+                self._keep_one(row, each)
+                kept[each.file] = True
+        return kept
+
+    def _keep_one(self, row: FileRow, digested: _Digested) -> None:
+        # Who wrote it, and whether it was torn, is known from its close.
+        evidence = msgspec.structs.replace(
+            digested.evidence, is_torn=row.evidence.is_torn, rank=row.evidence.rank
+        )
+        self._spool.update_file(
+            digested.file,
+            state=FileState.DIGESTED,
+            size=digested.seen.size,
+            mtime_ns=digested.seen.mtime_ns,
+            ctime_ns=digested.seen.ctime_ns,
+            digest=digested.found.digest,
+            chunks=digested.found.chunks,
+            key="",
+            evidence=evidence,
+        )

@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
+from ckptgate.engine.batches import Queue, batches
 from ckptgate.engine.digest import is_unchanged
-from ckptgate.engine.jobs import Backoff, Cancelled, Jobs
+from ckptgate.engine.jobs import Backoff, Cancelled, Jobs, Outcome
 from ckptgate.engine.leases import has_no_open_writer
 from ckptgate.engine.node import Node
 from ckptgate.errors import FullError, IntegrityError, TransientStoreError
@@ -28,6 +32,17 @@ __all__ = ["Uploader"]
 _log = logging.getLogger(__name__)
 
 _UNDECIDED: Final = (AttemptState.OPEN, AttemptState.SEALED)
+_KEPT_AT_ONCE: Final = 32
+"""Files that are recorded in one transaction: the mount's own wait behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A file that is sent: its path in the checkpoint, its row as it was read, its spool file."""
+
+    path: str
+    row: FileRow
+    local: str
 
 
 class Uploader:
@@ -40,6 +55,7 @@ class Uploader:
         self._events = node.events
         self._settings = node.settings
         self._verify = node.settings.verify or node.store.default_verify
+        self._queue = Queue(node.spool, FileState.DIGESTED)
         self._jobs: Jobs[int] = Jobs("upload", node.settings.upload_threads)
         self._backoff: Backoff[int] = Backoff(
             node.clock, node.settings.retry_first_s, node.settings.retry_max_s
@@ -62,71 +78,103 @@ class Uploader:
         return did
 
     def _start(self, attempt: AttemptRow) -> None:
-        digested = self._spool.files_of_attempt(attempt.id, states=(FileState.DIGESTED,))
-        for path, _, file in digested:
-            if self._jobs.is_full():
-                return
+        due: list[tuple[str, int, int]] = []
+        for path, _, file in self._queue.next(attempt.id, self._jobs.room):
             if file.local is not LocalBytes.FULL:
                 continue
             if self._jobs.has(file.file) or not self._backoff.is_due(file.file):
                 continue
             if self._wrong.get(file.file, 0) < self._settings.upload_tries_max:
-                self._submit(attempt, path, file.file)
+                due.append((path, file.file, file.size))
+        for batch in batches(due):
+            self._jobs.submit([file for _, file in batch], partial(self._upload, attempt, batch))
 
-    def _submit(self, attempt: AttemptRow, path: str, file_id: int) -> None:
-        self._jobs.submit(file_id, lambda: self._upload(attempt, path, file_id))
-
-    def _finish(self, file_id: int, error: BaseException | None) -> bool:
-        if error is None:
+    def _finish(self, file_id: int, outcome: bool | BaseException) -> bool:
+        if isinstance(outcome, bool):
             self._backoff.succeeded(file_id)
             self._said_full.discard(file_id)
-            return True
-        if isinstance(error, Cancelled):
+            return outcome
+        if isinstance(outcome, Cancelled):
             return False
-        if not isinstance(error, OSError):
-            raise error
+        if not isinstance(outcome, OSError):
+            raise outcome
         self._backoff.failed(file_id)
-        _log.warning("upload-failed file=%d error=%s", file_id, error)
-        if isinstance(error, FullError) and file_id not in self._said_full:
+        _log.warning("upload-failed file=%d error=%s", file_id, outcome)
+        if isinstance(outcome, FullError) and file_id not in self._said_full:
             self._said_full.add(file_id)
-            self._events.record("store-full", str(file_id), str(error))
-        elif not isinstance(error, (TransientStoreError, IntegrityError, FullError)):
-            self._events.record("upload-failed", str(file_id), str(error))
+            self._events.record("store-full", str(file_id), str(outcome))
+        elif not isinstance(outcome, (TransientStoreError, IntegrityError, FullError)):
+            self._events.record("upload-failed", str(file_id), str(outcome))
         return False
 
-    def _upload(self, attempt: AttemptRow, path: str, file_id: int) -> None:
-        """One file, on a thread of the pool."""
+    # On a thread of the pool
+
+    def _upload(
+        self, attempt: AttemptRow, batch: Sequence[tuple[str, int]]
+    ) -> Mapping[int, Outcome]:
+        files = [file for file in (self._found(*item) for item in batch) if file is not None]
+        linkable = self._linkable(attempt, files)
+        sources = {
+            self._key(attempt, file): DigestedFile(
+                path=file.local,
+                size=file.row.size,
+                digest=file.row.digest,
+                chunks=file.row.chunks,
+                may_link=file.row.file in linkable,
+            )
+            for file in files
+        }
+        self._jobs.check_cancelled()
+        errors = self._store.put_all(sources, self._verify)
+        outcomes: dict[int, Outcome] = {}
+        arrived: list[_Waiting] = []
+        for file, key in zip(files, sources, strict=True):
+            error = errors.get(key)
+            if error is None:
+                self._wrong.pop(file.row.file, None)
+                arrived.append(file)
+                continue
+            outcomes[file.row.file] = error
+            if isinstance(error, IntegrityError):
+                self._arrived_wrong(attempt, file.path, file.row.file, error)
+        shared = {
+            file.row.file
+            for file in arrived
+            if file.row.file in linkable and self._is_shared(self._key(attempt, file), file.local)
+        }
+        for at in range(0, len(arrived), _KEPT_AT_ONCE):
+            outcomes.update(self._keep(attempt, arrived[at : at + _KEPT_AT_ONCE], shared))
+        return outcomes
+
+    def _found(self, path: str, file_id: int) -> _Waiting | None:
+        """The file as it is now; None if it isn't to be sent any more."""
         row = self._spool.file(file_id)
         if row is None or row.state is not FileState.DIGESTED:
-            return
+            return None
         local = self._spool.data_path(file_id)
-        if not is_unchanged(row, local):
-            # Found and recorded by the stager's next pass.
-            return
-        key = full_key(attempt.run, data_key(attempt.attempt, self._member, file_id))
-        source = DigestedFile(
-            path=local,
-            size=row.size,
-            digest=row.digest,
-            chunks=row.chunks,
-            may_link=self._may_link(attempt, row, local),
-        )
-        self._jobs.check_cancelled()
-        try:
-            self._store.put(key, source)
-            self._store.verify(key, source, self._verify)
-        except IntegrityError as exc:
-            self._arrived_wrong(attempt, path, file_id, exc)
-            raise
-        self._wrong.pop(file_id, None)
-        self._keep(row, key, is_linked=source.may_link and self._is_shared(key, local))
+        # One that changed is found and recorded by the stager's next look.
+        return _Waiting(path, row, local) if is_unchanged(row, local) else None
 
-    def _keep(self, seen: FileRow, key: str, *, is_linked: bool) -> None:
+    def _key(self, attempt: AttemptRow, file: _Waiting) -> str:
+        return full_key(attempt.run, data_key(attempt.attempt, self._member, file.row.file))
+
+    def _keep(
+        self, attempt: AttemptRow, files: Sequence[_Waiting], shared: Container[int]
+    ) -> dict[int, Outcome]:
+        kept: dict[int, Outcome] = {}
         with self._spool.transaction():
-            row = self._spool.file(seen.file)
-            if row is None or row.state is not FileState.DIGESTED or row.digest != seen.digest:
-                return
-            self._spool.update_file(seen.file, state=FileState.STORED, key=key, is_linked=is_linked)
+            for file in files:
+                row = self._spool.file(file.row.file)
+                if row is None or not _is_still(row, file.row):
+                    continue
+                self._spool.update_file(
+                    row.file,
+                    state=FileState.STORED,
+                    key=self._key(attempt, file),
+                    is_linked=row.file in shared,
+                )
+                kept[row.file] = True
+        return kept
 
     def _arrived_wrong(
         self, attempt: AttemptRow, path: str, file_id: int, error: IntegrityError
@@ -141,26 +189,36 @@ class Uploader:
                 if now is not None and now.state in _UNDECIDED:
                     self._spool.update_attempt(attempt.id, reason=reason)
 
-    def _may_link(self, attempt: AttemptRow, row: FileRow, local: str) -> bool:
-        """Whether the store may share these bytes; marks them first where it may."""
+    def _linkable(self, attempt: AttemptRow, files: Sequence[_Waiting]) -> set[int]:
+        """Files whose bytes the store may share; they are marked first."""
         # An object of the attempt that is there for sure tells which file system the store is on.
         present = self._store.local_path(intent_key(attempt.run, attempt.attempt))
-        if present is None or not _on_one_device(local, present):
-            return False
+        if present is None or not files or not _on_one_device(files[0].local, present):
+            return set()
+        marked: list[_Waiting] = []
+        for at in range(0, len(files), _KEPT_AT_ONCE):
+            marked += self._mark(files[at : at + _KEPT_AT_ONCE])
+        free = {file.row.file for file in marked if has_no_open_writer(file.local)}
+        written = [file for file in marked if file.row.file not in free and not file.row.is_linked]
+        for file in written:
+            with self._spool.transaction():
+                now = self._spool.file(file.row.file)
+                if now is not None and now.state is FileState.DIGESTED:
+                    self._spool.update_file(now.file, is_linked=False)
+        return free
+
+    def _mark(self, files: Sequence[_Waiting]) -> list[_Waiting]:
+        """Mark those that nobody has open: from here on opening them for writing copies them."""
+        marked: list[_Waiting] = []
         with self._spool.transaction():
-            now = self._spool.file(row.file)
-            if now is None or now.state is not FileState.DIGESTED or now.digest != row.digest:
-                return False
-            if self._spool.handles(file=row.file):
-                return False
-            self._spool.update_file(row.file, is_linked=True)
-        if has_no_open_writer(local):
-            return True
-        with self._spool.transaction():
-            now = self._spool.file(row.file)
-            if now is not None and now.state is FileState.DIGESTED and not row.is_linked:
-                self._spool.update_file(row.file, is_linked=False)
-        return False
+            opened = {handle.file for handle in self._spool.handles()}
+            for file in files:
+                now = self._spool.file(file.row.file)
+                if now is None or not _is_still(now, file.row) or now.file in opened:
+                    continue
+                self._spool.update_file(now.file, is_linked=True)
+                marked.append(file)
+        return marked
 
     def _is_shared(self, key: str, local: str) -> bool:
         """Whether the store's file is the spool's own inode (a copy or reflink is not)."""
@@ -170,6 +228,11 @@ class Uploader:
         except OSError:
             # Unknown: stay with the mark, which only costs a copy at the next write.
             return True
+
+
+def _is_still(now: FileRow, seen: FileRow) -> bool:
+    """Whether nobody has written or stored it since it was seen."""
+    return now.state is FileState.DIGESTED and now.digest == seen.digest
 
 
 def _on_one_device(local: str, other: str) -> bool:

@@ -16,10 +16,10 @@ from typing import Final
 
 import msgspec
 
-from ckptgate.engine.digest import is_unchanged
 from ckptgate.engine.manifests import DIGEST_BYTES, load_manifest
 from ckptgate.engine.node import Node
-from ckptgate.engine.staging import is_base_file
+from ckptgate.engine.pace import Pace
+from ckptgate.engine.staging import changed_files
 from ckptgate.errors import ExistsError, IntegrityError, MissingError
 from ckptgate.model.documents import (
     MAX_DOCUMENT_BYTES,
@@ -40,7 +40,6 @@ from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.spool import (
     AttemptRow,
     FileRow,
-    LocalBytes,
     NodeKind,
     NodeRow,
     PendingKind,
@@ -104,6 +103,7 @@ class Voter:
         self._member = node.member
         self._clock = node.clock
         self._settings = node.settings
+        self._pace = Pace(node.clock)
         self._written: dict[int, _Written] = {}
         self._base_refs: dict[str, dict[str, ChunkRef]] = {}
 
@@ -119,7 +119,10 @@ class Voter:
         row = self._spool.attempt(attempt.id)
         if row is None or not self._is_due(row):
             return did
-        vote, table = self.build(row)
+        if not (row.is_voted or self._pace.is_due(row.id)):
+            return did
+        with self._pace.look(row.id):
+            vote, table = self.build(row)
         last = self._last(row)
         if last is not None and _is_said(last.vote, vote):
             return did
@@ -144,10 +147,8 @@ class Voter:
 
     def build(self, attempt: AttemptRow) -> tuple[Vote, bytes]:
         """The vote (with number 0) that the rows stand for now, and its table of chunk digests."""
-        tree = [
-            (path, node, self._spool.file(node.file) if node.file is not None else None)
-            for path, node in self._spool.tree(attempt.id)
-        ]
+        files = {path: file for path, _, file in self._spool.files_of_attempt(attempt.id)}
+        tree = [(path, node, files.get(path)) for path, node in self._spool.tree(attempt.id)]
         counted = [
             item for item in tree if item[2] is None or self._is_ours_and_stored(attempt, item[2])
         ]
@@ -247,13 +248,18 @@ class Voter:
     def _decide_final(self, attempt: AttemptRow) -> bool:
         if attempt.is_voted or not self._may_be_final(attempt):
             return False
+        # Cheap first: most looks end here. What takes long is done before the transaction.
+        if not self._is_quiet(attempt) or any(changed_files(self._spool, attempt)):
+            return False
         if is_shared_job(attempt.job_key):
             self._membership.refresh_shared(attempt.id)
         with self._spool.transaction():
             row = self._spool.attempt(attempt.id)
             if row is None or row.state not in _UNDECIDED or not self._may_be_final(row):
                 return False
-            if not self._is_finished(row):
+            # A file that was opened or added since then is not stored; and a descriptor that leaked
+            # is no more stopped by this transaction than by the look before it.
+            if not self._is_quiet(row):
                 return False
             self._spool.update_attempt(row.id, is_voted=True)
         _log.info("vote-final attempt=%s", attempt.attempt)
@@ -264,21 +270,13 @@ class Voter:
         # have begun yet. Only the SEAL says that nobody writes any more.
         return row.seal_index >= 0
 
-    def _is_finished(self, row: AttemptRow) -> bool:
+    def _is_quiet(self, row: AttemptRow) -> bool:
+        """Whether the rows say that nothing is being written or waits for the store."""
         if self._spool.name_ops(row.id):
             return False
         if any(not handle.is_closed for handle in self._spool.handles_of_attempt(row.id)):
             return False
-        if self._spool.files_of_attempt(row.id, states=_NOT_STORED):
-            return False
-        for _, node, file in self._spool.files_of_attempt(row.id):
-            if not file.key:
-                return False
-            if file.local is not LocalBytes.FULL or is_base_file(self._spool, node):
-                continue
-            if file.mtime_ns and not is_unchanged(file, self._spool.data_path(file.file)):
-                return False
-        return True
+        return not self._spool.count_files(row.id).keys() & _NOT_STORED
 
     def _is_due(self, row: AttemptRow) -> bool:
         if row.is_voted:

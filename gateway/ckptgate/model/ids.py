@@ -55,6 +55,8 @@ MAX_PATH_BYTES: Final = 4096
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MEMBER = re.compile(r"[A-Za-z0-9_.-]{1,80}-[0-9a-f]{8}")
 _ATTEMPT = re.compile(r"(?s)(.+)\.(0|[1-9][0-9]{0,8})")
+_PLAIN = re.compile(r"(?:\.?[A-Za-z0-9_-][A-Za-z0-9_.-]*/)*\.?[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+"""Most paths by far: nothing in them is to be looked at twice."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -94,6 +96,8 @@ def check_checkpoint_name(name: str) -> str:
 
 def check_relative_path(path: str) -> str:
     """Return *path* if it stays below the directory that it is relative to."""
+    if len(path) <= MAX_NAME_BYTES and _PLAIN.fullmatch(path):
+        return path
     if path.startswith("/"):
         msg = f"path is absolute: {path!r}"
         raise InvalidNameError(msg, subject=path)

@@ -161,6 +161,16 @@ class Files(Protocol):
         """(path in the checkpoint, node, file) of the attempt's files in *states*, by path."""
         ...
 
+    def waiting_files(
+        self, attempt: int, state: FileState, *, after: int, limit: int
+    ) -> list[tuple[str, NodeRow, FileRow]]:
+        """Up to *limit* of the attempt's named files in *state*, by file id, of ids above *after*.
+
+        As `files_of_attempt`, but its cost grows with what waits (`quiet`, `digested`) and with
+        *limit*, not with the tree.
+        """
+        ...
+
     def count_files(
         self, attempt: int, *, foreign: str = "", own: str = ""
     ) -> dict[FileState, tuple[int, int]]:

@@ -9,6 +9,7 @@ synchronous, may block, and may come from any thread. A failure whose outcome is
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -25,6 +26,7 @@ __all__ = [
     "Records",
     "Store",
     "VerifyMode",
+    "put_each",
 ]
 
 
@@ -63,7 +65,7 @@ class PlainEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DigestedFile:
-    """A local file that is quiet and whose digests are known.
+    """A local file that is quiet, durable where it lies, and whose digests are known.
 
     Attributes:
         path: in the local file system.
@@ -139,6 +141,14 @@ class DataObjects(Protocol):
             IntegrityError: size or digest differ; names the key.
             MissingError: nothing is there.
             TransientStoreError: unknown.
+        """
+        ...
+
+    def put_all(self, files: Mapping[str, DigestedFile], mode: VerifyMode) -> dict[str, OSError]:
+        """`put` and `verify` each of *files* (by key); the error of each that failed.
+
+        Durable and proved on return are those that are not in the result. Many small files cost
+        less together; `put_each` does for a store where they don't.
         """
         ...
 
@@ -264,3 +274,17 @@ class Store(Records, DataObjects, Publication, PlainTree, Protocol):
             FormatVersionError: written by another version.
         """
         ...
+
+
+def put_each(
+    store: DataObjects, files: Mapping[str, DigestedFile], mode: VerifyMode
+) -> dict[str, OSError]:
+    """`DataObjects.put_all`, one file after the other."""
+    failed: dict[str, OSError] = {}
+    for key, source in files.items():
+        try:
+            store.put(key, source)
+            store.verify(key, source, mode)
+        except OSError as exc:
+            failed[key] = exc
+    return failed

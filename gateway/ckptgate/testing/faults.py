@@ -8,13 +8,13 @@ thread; calls are counted in the order in which they come.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Final, Literal, TypeAlias, TypeVar
 
 from ckptgate.errors import CkptError, TransientStoreError
 from ckptgate.model.documents import MAX_DOCUMENT_BYTES, Manifest, PointerValue
-from ckptgate.ports.store import DigestedFile, PlainEntry, Store, VerifyMode
+from ckptgate.ports.store import DigestedFile, PlainEntry, Store, VerifyMode, put_each
 
 __all__ = ["MUTATIONS", "CrashError", "FaultPlan", "FaultyStore", "When"]
 
@@ -149,6 +149,9 @@ class FaultyStore:
 
     def verify(self, key: str, source: DigestedFile, mode: VerifyMode) -> None:
         self.plan.run("verify", lambda: self._store.verify(key, source, mode))
+
+    def put_all(self, files: Mapping[str, DigestedFile], mode: VerifyMode) -> dict[str, OSError]:
+        return put_each(self, files, mode)
 
     def read(self, key: str, offset: int, length: int) -> bytes:
         return self.plan.run("read", lambda: self._store.read(key, offset, length))

@@ -242,6 +242,30 @@ class StoreContract:
         other.verify("d/1", second, VerifyMode.READBACK)
         assert store.children("d") == ["1"]
 
+    @pytest.mark.parametrize("may_link", [True, False])
+    @pytest.mark.parametrize("mode", VerifyMode)
+    def test_of_many_files_each_is_stored_or_has_its_error(
+        self, store: Store, other: Store, tmp_path: Path, mode: VerifyMode, may_link: bool
+    ) -> None:
+        """I1: what is not in the result is there; one that fails stops no other."""
+        files = {
+            f"{parent}/{n}": digested(
+                _write(tmp_path / "spool" / f"{parent}{n}", b"%d" % n), may_link=may_link
+            )
+            for parent in ("d", "e")
+            for n in range(3)
+        }
+        store.put("d/2", digested(_write(tmp_path / "spool" / "old", b"a failed try")))
+        _write(tmp_path / "spool" / "d1", b"another size")
+        for _ in range(2):
+            failed = store.put_all(files, mode)
+            assert list(failed) == ["d/1"]
+            assert isinstance(failed["d/1"], IntegrityError)
+        for key, source in files.items():
+            if key != "d/1":
+                other.verify(key, source, VerifyMode.READBACK)
+        assert (store.children("d"), store.children("e")) == (["0", "2"], ["0", "1", "2"])
+
     def test_a_source_of_another_size_is_refused_and_nothing_is_left(
         self, store: Store, tmp_path: Path
     ) -> None:

@@ -68,12 +68,12 @@ def test_a_digest_stops_when_it_is_told_to() -> None:
     jobs: Jobs[int] = Jobs("test", 1)
     started = threading.Event()
 
-    def work() -> None:
+    def work() -> dict[int, bool | Exception]:
         started.set()
         while True:
             jobs.check_cancelled()
 
-    jobs.submit(1, work)
+    jobs.submit([1], work)
     assert started.wait(10)
     assert jobs.take_done(0.0) == []
     jobs.close()
