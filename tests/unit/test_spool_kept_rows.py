@@ -31,6 +31,12 @@ ATTEMPT = AttemptRow(
 
 
 @pytest.fixture
+def size_of(spool, ino: int) -> int:
+    found = spool.node(ino)
+    assert found is not None
+    return found.size
+
+
 def pair(tmp_path) -> Iterator[tuple[SqliteSpool, SqliteSpool]]:
     """The spool as two processes have it open."""
     first = SqliteSpool.create_or_open(str(tmp_path / "s"), store_url="memory://", host="n")
@@ -236,7 +242,7 @@ def test_a_writer_that_is_killed_at_any_moment_leaves_readers_right(tmp_path: Pa
     def watch() -> None:
         last = 0
         while not done.is_set():
-            size = spool.node(one).size
+            size = size_of(spool, one)
             if size < last:
                 backwards.append((last, size))
             last = size
@@ -251,12 +257,12 @@ def test_a_writer_that_is_killed_at_any_moment_leaves_readers_right(tmp_path: Pa
             ) as writer:
                 assert writer.stdout is not None
                 writer.stdout.readline()
-                before = spool.node(one).size
-                while spool.node(one).size < before + 50:
+                before = size_of(spool, one)
+                while size_of(spool, one) < before + 50:
                     pass
                 writer.kill()
             expected = raw(spool.path, one, "")[0]
-            assert (spool.node(one).size, spool.node(two).size) == (expected, expected)
+            assert (size_of(spool, one), size_of(spool, two)) == (expected, expected)
     finally:
         done.set()
         watcher.join()
