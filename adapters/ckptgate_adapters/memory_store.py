@@ -366,13 +366,8 @@ class MemoryStore:
         return sorted(name for name in rest if "/" not in name)
 
     def _move(self, old: str, new: str) -> None:
-        moved = {
-            new + key[len(old) :]: node
-            for key, node in self._nodes.items()
-            if key == old or key.startswith(f"{old}/")
-        }
-        for key in [k for k in self._nodes if k == old or k.startswith(f"{old}/")]:
-            del self._nodes[key]
+        keys = [key for key in self._nodes if key == old or key.startswith(f"{old}/")]
+        moved = {new + key[len(old) :]: self._nodes.pop(key) for key in keys}
         self._nodes.pop(new, None)
         for key, node in moved.items():
             self._add(key, node)
