@@ -206,6 +206,10 @@ class Database:
             self._moment = max(time.time_ns(), self._moment + 1)
             return self._moment
 
+    def version(self) -> int:
+        """Another value after any committed change."""
+        return self._generation.value()
+
     def begin(self, *, joins: bool) -> None:
         """Take the lock and start a transaction or an inner one; `_Transaction` only."""
         self.lock.acquire()

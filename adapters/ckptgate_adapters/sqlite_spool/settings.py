@@ -35,6 +35,10 @@ class TransactionPart:
         """See `ports.spool.Transactions.transaction`."""
         return self._db.transaction
 
+    def version(self) -> object:
+        """See `ports.spool.Transactions.version`."""
+        return self._db.version()
+
     def make_durable(self) -> None:
         """See `ports.spool.Transactions.make_durable`.
 

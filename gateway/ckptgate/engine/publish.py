@@ -34,6 +34,7 @@ from ckptgate.model.layout import join_key, manifest_key
 from ckptgate.model.rules import AttemptPhase, AttemptView, FoldedPointer, RunState
 from ckptgate.model.states import AttemptState
 from ckptgate.ports.spool import (
+    SETTLED_META,
     AttemptRow,
     LocalBytes,
     PendingKind,
@@ -297,11 +298,26 @@ class Publication:
             return False
         if not self._is_folded(log, value) and not self._point(log, pending, value):
             return False
-        with self._spool.transaction():
-            if pending in self._spool.pending(parent=pending.parent, name=pending.name):
-                self._spool.drop_pending(pending.id)
-        self._invalidations.name(pending.parent, pending.name)
+        self._drop_settled(log, pending, value)
         return True
+
+    def _drop_settled(self, log: RunLog, pending: PendingRow, value: PointerValue) -> None:
+        """The log says the pending value: readers are to look there from now on.
+
+        Unless it was written again meanwhile: then the new text comes next.
+        """
+        length = log.look(lambda state: state.length)
+        with self._spool.transaction():
+            if pending not in self._spool.pending(parent=pending.parent, name=pending.name):
+                return
+            node = None if pending.ino is None else self._spool.node(pending.ino)
+            if node is None:
+                return
+            if pending_value(self._spool, pending.name, node, pending.target) != value:
+                return
+            self._spool.drop_pending(pending.id)
+            self._spool.set_meta(SETTLED_META.format(run_ino=pending.parent), str(length))
+        self._invalidations.name(pending.parent, pending.name)
 
     def _is_being_saved(self, run: str, pending: PendingRow) -> bool:
         """Whether the pointer is meant for a newer attempt of that name, whose vote carries it."""

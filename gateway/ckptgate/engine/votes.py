@@ -74,14 +74,16 @@ def pending_value(spool: Spool, name: str, node: NodeRow, target: str) -> Pointe
         )
     if node.kind is not NodeKind.FILE or node.file is None:
         return None
-    if any(not handle.is_closed for handle in spool.handles(file=node.file)):
-        return None
-    try:
-        with open(spool.data_path(node.file), "rb") as stream:
-            content = stream.read(POINTER_BYTES_MAX).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        _log.warning("pointer-not-readable name=%s error=%s", name, exc)
-        return None
+    # Nobody begins to write it while the spool's lock is held.
+    with spool.transaction():
+        if any(not handle.is_closed for handle in spool.handles(file=node.file)):
+            return None
+        try:
+            with open(spool.data_path(node.file), "rb") as stream:
+                content = stream.read(POINTER_BYTES_MAX).decode("utf-8")
+        except (OSError, UnicodeDecodeError) as exc:
+            _log.warning("pointer-not-readable name=%s error=%s", name, exc)
+            return None
     return PointerValue(pointer=name, kind=PointerKind.TEXT, target=target, content=content)
 
 

@@ -11,6 +11,7 @@ from ckptgate.model.states import AttemptState, FileState
 __all__ = [
     "NO_FILE",
     "ROOT_INO",
+    "SETTLED_META",
     "WRITERS_META",
     "AttemptRow",
     "FileRow",
@@ -29,6 +30,9 @@ __all__ = [
 ROOT_INO = 1
 WRITERS_META = "writers.{attempt}"
 """Setting with the [pid, start] of all processes that wrote the attempt with that row id (JSON)."""
+SETTLED_META = "settled.{run_ino}"
+"""Setting with the length of a run's log that holds every pointer which was pending there before:
+who no longer finds the pending value must know at least that much of the log."""
 NO_FILE = 0
 """Stands for the bytes of a handle whose file is only in the store; ids of files begin at 1."""
 

@@ -15,6 +15,7 @@ from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.rows import (
     NO_FILE,
     ROOT_INO,
+    SETTLED_META,
     WRITERS_META,
     AttemptRow,
     FileRow,
@@ -33,6 +34,7 @@ from ckptgate.ports.rows import (
 __all__ = [
     "NO_FILE",
     "ROOT_INO",
+    "SETTLED_META",
     "WRITERS_META",
     "AttemptRow",
     "FileRow",
@@ -58,6 +60,10 @@ class Transactions(Protocol):
 
         Re-entrant: an inner one joins the outer one. An exception rolls the outermost back.
         """
+        ...
+
+    def version(self) -> object:
+        """A value that is another one after any committed change, whichever process made it."""
         ...
 
     def make_durable(self) -> None:

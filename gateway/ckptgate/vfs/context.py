@@ -12,6 +12,7 @@ import contextlib
 import errno
 import logging
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -28,7 +29,10 @@ from ckptgate.vfs.interface import Caller, DirEntry
 from ckptgate.vfs.openfiles import OpenFiles
 from ckptgate.vfs.settings import VfsSettings
 
-__all__ = ["Context", "OpenDir", "RenewedError", "Who", "stale"]
+__all__ = ["TAKEOVER", "Context", "OpenDir", "RenewedError", "Who", "stale"]
+
+TAKEOVER = "takeover"
+"""What `is_due` asks of: when this process took a kernel session over."""
 
 _log = logging.getLogger(__name__)
 _WHOS_MAX = 4096
@@ -80,6 +84,7 @@ class _Scope(threading.local):
         self.depth = 0
         self.transaction: AbstractContextManager[None] | None = None
         self.after: list[Callable[[], None]] = []
+        self.expected: list[Callable[[], None]] = []
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,10 +110,13 @@ class Memory:
     """Shared job key -> (pid, start) of processes that used the mount."""
     moments: dict[object, float] = field(default_factory=dict[object, float])
     """When something was last asked of the store, on the monotonic clock."""
+    moving: OrderedDict[tuple[int, str], None] = field(
+        default_factory=OrderedDict[tuple[int, str], None]
+    )
+    """(directory, name) that the kernel may not keep, as it is about to move it; see `renames`."""
     is_inherited: bool = False
     """The kernel knows nodes from before this process, which nobody counted here."""
     resumed: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
-    had_pending: set[tuple[int, str, str]] = field(default_factory=set[tuple[int, str, str]])
     listings: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
     wholeness: dict[int, tuple[int, bool]] = field(default_factory=dict[int, tuple[int, bool]])
 
@@ -179,6 +187,14 @@ class Context:
             transaction = self.spool.transaction()
             transaction.__enter__()
             scope.transaction = transaction
+            scope.depth += 1
+            try:
+                for check in scope.expected:
+                    check()
+            except BaseException as exc:
+                self.leave(exc)
+                raise
+            return
         scope.depth += 1
 
     def leave(self, error: BaseException | None) -> None:
@@ -189,6 +205,7 @@ class Context:
             return
         transaction, scope.transaction = scope.transaction, None
         after, scope.after = scope.after, []
+        scope.expected = []
         is_kept = error is None or isinstance(error, RenewedError)
         if transaction is not None:
             try:
@@ -224,13 +241,19 @@ class Context:
             with self.change():
                 yield
             return
-        saved = scope.depth, scope.after
-        scope.depth, scope.after = 0, []
+        saved = scope.depth, scope.after, scope.expected
+        scope.depth, scope.after, scope.expected = 0, [], []
         try:
             with self.change():
                 yield
         finally:
-            scope.depth, scope.after = saved
+            scope.depth, scope.after, scope.expected = saved
+
+    def expect(self, check: Callable[[], None]) -> None:
+        """Have this checked again when the change begins: by then it may no longer be so."""
+        scope = self._scope
+        if scope.depth and scope.transaction is None:
+            scope.expected.append(check)
 
     def afterwards(self, call: Callable[[], None]) -> None:
         """Do this once the present change is committed."""

@@ -67,7 +67,7 @@ def _entries(ctx: Context, caller: Caller, node: NodeRow) -> list[DirEntry]:
     ]
     for name, (child, timeout) in snapshot(ctx, caller, node).items():
         entry = None
-        if timeout > 0:
+        if timeout > 0 and (node.ino, name) not in ctx.memory.moving:
             entry = Entry(attr_of(ctx, child), timeout)
         found.append(DirEntry(name, child.ino, child.kind, len(found) + 1, entry))
     return found
@@ -80,24 +80,28 @@ def snapshot(ctx: Context, caller: Caller, node: NodeRow) -> dict[str, tuple[Nod
         timeout = visibility.inner_timeout(ctx, node)
         return {name: (child, timeout) for name, child in ctx.spool.children(node.ino)}
     who = ctx.who(caller)
+    # A name that is there all along may move: from pending values and own attempts to what
+    # everybody sees. In this order each look finds it before or after that.
+    candidates: dict[str, None] = dict.fromkeys(
+        row.name for row in ctx.spool.pending(parent=node.ino)
+    )
+    candidates.update(dict.fromkeys(visibility.own_attempts(ctx, who, node.ino)))
     view = ctx.view(caller, node.plain_path or "")
     view = waits.wait_to_resume(ctx, caller, who, node, view)
     view = pointers.caught_up(ctx, caller, node, view)
     stored = plain.list_store(ctx, caller, node)
     # Each name goes through the one rule of what it means; here is only who may have names.
-    candidates: dict[str, None] = {}
+    candidates.update(dict.fromkeys(visibility.committed_names(ctx, node.ino, view)))
+    candidates.update(dict.fromkeys(view.pointers))
     for name, _ in ctx.spool.children(node.ino):
         candidates[name] = None
-    candidates.update(dict.fromkeys(visibility.committed_names(ctx, node.ino, view)))
-    candidates.update(dict.fromkeys(visibility.own_attempts(ctx, who, node.ino)))
-    candidates.update(dict.fromkeys(row.name for row in ctx.spool.pending(parent=node.ino)))
-    candidates.update(dict.fromkeys(view.pointers))
     for entry in stored:
         if entry.name in view.names or entry.name in view.pointers or entry.name in candidates:
             continue
         child = plain.take_entry(ctx, node, entry.name, entry)
-        ctx.done_now(("plain", child.ino))
-        candidates[entry.name] = None
+        if child is not None:
+            ctx.done_now(("plain", child.ino))
+            candidates[entry.name] = None
     return _meanings(ctx, caller, node, candidates)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 
-from ckptgate.errors import MissingError
+from ckptgate.errors import CkptError, MissingError
 from ckptgate.ports.spool import NodeRow
 from ckptgate.vfs import visibility
 from ckptgate.vfs.attributes import entry_of
@@ -14,6 +15,8 @@ from ckptgate.vfs.unused import drop_if_unused
 
 __all__ = ["forget", "looked_up", "lookup", "remove_name"]
 
+_TRIES_MAX = 8
+
 
 def lookup(ctx: Context, caller: Caller, parent_ino: int, name: str) -> Entry:
     """The answer for a name.
@@ -21,6 +24,25 @@ def lookup(ctx: Context, caller: Caller, parent_ino: int, name: str) -> Entry:
     Raises:
         MissingError: it means nothing to this caller.
     """
+    for _ in range(_TRIES_MAX):
+        version = ctx.spool.version() if _is_outside(ctx, parent_ino) else None
+        try:
+            return _lookup(ctx, caller, parent_ino, name)
+        except CkptError as exc:
+            is_moved = exc.errno in {errno.ENOENT, errno.ESTALE} and version is not None
+            # What a name means there is told from several rows: one of them went elsewhere.
+            if not is_moved or ctx.spool.version() == version:
+                raise
+    return _lookup(ctx, caller, parent_ino, name)
+
+
+def _is_outside(ctx: Context, ino: int) -> bool:
+    """Whether this is a directory outside of checkpoints."""
+    node = ctx.spool.node(ino)
+    return node is not None and node.attempt is None
+
+
+def _lookup(ctx: Context, caller: Caller, parent_ino: int, name: str) -> Entry:
     parent_node = ctx.node(parent_ino)
     parent = visibility.directory(ctx, caller, parent_ino)
     if name == ".":
@@ -29,8 +51,8 @@ def lookup(ctx: Context, caller: Caller, parent_ino: int, name: str) -> Entry:
     if found is None:
         msg = f"nothing is named {name!r} here"
         raise MissingError(msg, subject=name)
-    is_redirected = parent.ino != parent_node.ino
-    return entry_of(ctx, found.node, 0.0 if is_redirected else found.timeout_s)
+    may_keep = parent.ino == parent_node.ino and (parent_ino, name) not in ctx.memory.moving
+    return entry_of(ctx, found.node, found.timeout_s if may_keep else 0.0)
 
 
 def looked_up(ctx: Context, nodes: Sequence[int]) -> None:

@@ -77,8 +77,6 @@ def drop_own(ctx: Context, who: Who, parent: NodeRow, name: str) -> None:
         if row.job_key != who.key:
             continue
         ctx.spool.drop_pending(row.id)
-        with ctx.lock:
-            ctx.memory.had_pending.discard((parent.ino, name, who.key))
         if row.ino is not None:
             drop_if_unused(ctx, row.ino, is_forgotten=False)
 

@@ -87,7 +87,8 @@ def store_child(ctx: Context, caller: Caller, parent: NodeRow, name: str) -> Nod
         # A save through it would go wherever it leads.
         return None
     node = take_entry(ctx, parent, name, entry)
-    ctx.done_now(("plain", node.ino))
+    if node is not None:
+        ctx.done_now(("plain", node.ino))
     return node
 
 
@@ -107,8 +108,18 @@ def _stat(ctx: Context, parent: NodeRow, name: str, path: str) -> PlainEntry | N
         return None
 
 
-def take_entry(ctx: Context, parent: NodeRow, name: str, entry: PlainEntry) -> NodeRow:
-    """Have a node for what the store has under that name."""
+def take_entry(
+    ctx: Context, parent: NodeRow, name: str, entry: PlainEntry, known: NodeRow | None = None
+) -> NodeRow | None:
+    """Have a node for what the store has under that name.
+
+    Args:
+        ctx: the vfs.
+        parent: the directory.
+        name: in it.
+        entry: what the store said, which may have taken a while.
+        known: what was there when it was asked. Something else is newer, and stays.
+    """
     values: dict[str, object] = {
         "mode": entry.mode & 0o7777,
         "uid": entry.uid,
@@ -120,6 +131,10 @@ def take_entry(ctx: Context, parent: NodeRow, name: str, entry: PlainEntry) -> N
     kind = _KINDS[entry.kind]
     with ctx.taking_over():
         child = ctx.spool.child(parent.ino, name)
+        if child != known:
+            return child
+        if is_removed(ctx, names.plain_path(parent, name)):
+            return None
         if child is not None and child.kind is kind and child.file is None:
             if all(getattr(child, key) == value for key, value in values.items()):
                 return child
@@ -164,16 +179,36 @@ def refreshed(
     except TransientStoreError as exc:
         ctx.store_is_away(exc, f"plain-stat {name!r}")
         return child
+    with ctx.taking_over():
+        node = _taken_over(ctx, parent, name, child, file, entry)
+    if node is not None:
+        ctx.done_now(("plain", node.ino))
+    return node
+
+
+def _taken_over(
+    ctx: Context,
+    parent: NodeRow,
+    name: str,
+    known: NodeRow,
+    file: FileRow | None,
+    entry: PlainEntry | None,
+) -> NodeRow | None:
+    """What the name is, given what the store said of it when it was *known* here; in a change."""
+    child = ctx.spool.child(parent.ino, name)
+    is_newer_here = (
+        child != known
+        or (known.file is not None and ctx.spool.file(known.file) != file)
+        or _is_queued(ctx, names.plain_path(parent, name))
+    )
+    if is_newer_here:
+        return child
     if entry is None:
-        with ctx.taking_over():
-            ctx.spool.unlink(parent.ino, name)
+        ctx.spool.unlink(parent.ino, name)
         return None
     if file is not None and (entry.size, entry.mtime_ns) == (file.size, file.mtime_ns):
-        ctx.done_now(("plain", child.ino))
         return child
-    node = take_entry(ctx, parent, name, entry)
-    ctx.done_now(("plain", node.ino))
-    return node
+    return take_entry(ctx, parent, name, entry, known)
 
 
 def _is_given(ctx: Context, file: FileRow) -> bool:

@@ -11,8 +11,7 @@ import os
 from ckptgate.model.documents import PointerKind, PointerValue
 from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.catalog import RunView
-from ckptgate.ports.spool import NodeKind, NodeRow, PendingKind, PendingRow
-from ckptgate.vfs import names
+from ckptgate.ports.spool import SETTLED_META, NodeKind, NodeRow, PendingKind, PendingRow
 from ckptgate.vfs.bytes import make_file
 from ckptgate.vfs.context import Context, Who
 from ckptgate.vfs.interface import Caller
@@ -22,7 +21,6 @@ __all__ = [
     "TEXT_BYTES_MAX",
     "caught_up",
     "drop_pointer_node",
-    "fresh_view",
     "is_settled",
     "own_pending",
     "pointer_node",
@@ -39,9 +37,6 @@ def own_pending(ctx: Context, who: Who, parent: NodeRow, name: str) -> PendingRo
     for row in ctx.spool.pending(parent=parent.ino, name=name):
         if row.job_key == who.key:
             found = row
-    if found is not None and found.kind is PendingKind.POINTER:
-        with ctx.lock:
-            ctx.memory.had_pending.add((parent.ino, name, who.key))
     return found
 
 
@@ -70,23 +65,33 @@ def is_settled(ctx: Context, parent: NodeRow, row: PendingRow, view: RunView) ->
     if row.kind is not PendingKind.POINTER or row.ino is None or not row.target:
         return False
     value = view.pointers.get(row.name)
-    if value is None or value.target != row.target:
-        return False
-    node = ctx.spool.node(row.ino)
-    if node is None or _content(ctx, node) != value.content:
-        return False
-    if ctx.memory.files.count(node.ino):
+    if value is None or value.target != row.target or not _says(ctx, row.ino, value):
         return False
     with ctx.taking_over():
+        # Its job may have written or removed it meanwhile, the publisher may have settled it.
+        if row not in ctx.spool.pending(parent=parent.ino, name=row.name):
+            return False
+        if not _says(ctx, row.ino, value):
+            return False
         old = ctx.spool.child(parent.ino, row.name)
         if old is not None:
             ctx.spool.unlink(parent.ino, row.name)
         ctx.spool.drop_pending(row.id)
-        ctx.spool.link(parent.ino, row.name, node.ino)
+        ctx.spool.set_meta(SETTLED_META.format(run_ino=parent.ino), str(view.length))
+        ctx.spool.link(parent.ino, row.name, row.ino)
         if old is not None:
             drop_if_unused(ctx, old.ino, is_forgotten=False)
+        node = ctx.node(row.ino)
         ctx.spool.update_node(node.ino, plain_path=None, **_shown(node, value))
     return True
+
+
+def _says(ctx: Context, ino: int, value: PointerValue) -> bool:
+    """Whether the node holds that value, and nobody has it open."""
+    node = ctx.spool.node(ino)
+    if node is None or ctx.memory.files.count(ino):
+        return False
+    return _content(ctx, node) == value.content
 
 
 def _content(ctx: Context, node: NodeRow) -> str | None:
@@ -100,36 +105,25 @@ def _shown(node: NodeRow, value: PointerValue) -> dict[str, object]:
     return {"target": value.content, "size": len(value.content.encode())}
 
 
-def fresh_view(
-    ctx: Context, caller: Caller, who: Who, parent: NodeRow, name: str, view: RunView
-) -> RunView:
-    """The view, read again if the incarnation's pending value was just published.
-
-    Else the pointer would seem to go back for as long as the known view is old.
-    """
-    mark = (parent.ino, name, who.key)
-    if mark not in ctx.memory.had_pending:
-        is_pointer = name in view.pointers or names.is_pointer(ctx, parent, name)
-        return caught_up(ctx, caller, parent, view) if is_pointer else view
-    ctx.need_block(caller)
-    newer = ctx.catalog.view(parent.plain_path or "", 0.0)
-    with ctx.lock:
-        ctx.memory.had_pending.discard(mark)
-    return newer
-
-
 def caught_up(ctx: Context, caller: Caller, parent: NodeRow, view: RunView) -> RunView:
-    """The view, read again if this spool knows of a COMMIT that it does not show yet.
+    """The view, read again if this spool knows of decisions that it does not show yet.
 
-    Whoever was told of a COMMIT is to find the pointers that it moved.
+    Whoever was told of a COMMIT is to find the pointers that it moved; and a pending value that was
+    settled must not be followed by the value before it. So pending values are looked at first.
     """
-    is_behind = ctx.spool.newest_commit(parent.ino) >= view.length or any(
-        _is_committed(ctx, view.run, attempt) for attempt in view.undecided
-    )
-    if not is_behind:
+    if not _is_behind(ctx, parent, view):
         return view
     ctx.need_block(caller)
     return ctx.catalog.view(view.run, 0.0)
+
+
+def _is_behind(ctx: Context, parent: NodeRow, view: RunView) -> bool:
+    settled = ctx.spool.get_meta(SETTLED_META.format(run_ino=parent.ino))
+    return (
+        (settled is not None and int(settled) > view.length)
+        or ctx.spool.newest_commit(parent.ino) >= view.length
+        or any(_is_committed(ctx, view.run, attempt) for attempt in view.undecided)
+    )
 
 
 def _is_committed(ctx: Context, run: str, attempt: str) -> bool:

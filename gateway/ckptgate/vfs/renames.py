@@ -17,7 +17,7 @@ from ckptgate.model.layout import join_key
 from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.spool import NodeKind, NodeRow, PendingKind, PlainOpKind, PlainOpRow
 from ckptgate.vfs import directories, events, names, pending, plain, revisions, visibility
-from ckptgate.vfs.context import Context
+from ckptgate.vfs.context import TAKEOVER, Context, RenewedError
 from ckptgate.vfs.exchange import exchange
 from ckptgate.vfs.interface import Caller
 from ckptgate.vfs.liveness import record_writer
@@ -29,6 +29,9 @@ __all__ = ["EXCHANGE", "NOREPLACE", "rename"]
 
 NOREPLACE = 1
 EXCHANGE = 2
+_TAKEOVER_S = 5.0
+_MOVING_MAX = 1024
+"""A rename whose caller died in between leaves its mark; bounds how many stay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,8 @@ def rename(
     names.check_new_name(ctx, new_parent, new_name, is_attempt=is_root)
     if target is not None and target.node.ino == found.node.ino:
         return
+    if _changes_meaning(ctx, found, parent, new_parent, new_name):
+        _have_asked_again(ctx, parent_ino, name)
     move = _Move(
         parent=parent, name=name, found=found,
         new_parent=new_parent, new_name=new_name, target=target,
@@ -89,6 +94,40 @@ def rename(
     if (parent_ino, new_parent_ino) != (parent.ino, new_parent.ino):
         ctx.invalidate(parent_ino, name)
         ctx.invalidate(new_parent_ino, new_name)
+
+
+def _changes_meaning(
+    ctx: Context, found: Found, parent: NodeRow, new_parent: NodeRow, new_name: str
+) -> bool:
+    """Whether what means the same for everybody becomes something that depends on who asks."""
+    if parent.attempt is not None:
+        row = ctx.spool.attempt(parent.attempt)
+        return row is not None and (row.base is not None or row.state is AttemptState.COMMITTED)
+    return found.timeout_s > 0 and names.is_special(ctx, new_parent, new_name)
+
+
+def _have_asked_again(ctx: Context, parent_ino: int, name: str) -> None:
+    """Have the kernel look the old name up again, which now may not be kept, before it is moved.
+
+    With a rename the kernel takes along how long an entry may be kept: others would find what this
+    job only holds for itself under the new name until that time is over.
+
+    Raises:
+        RenewedError: ESTALE, the first time: the kernel looks up and comes again.
+    """
+    if not ctx.is_due(TAKEOVER, _TAKEOVER_S):
+        # A predecessor may have said so already; a second time would be the caller's error.
+        return
+    key = (parent_ino, name)
+    with ctx.lock:
+        if key in ctx.memory.moving:
+            del ctx.memory.moving[key]
+            return
+        ctx.memory.moving[key] = None
+        if len(ctx.memory.moving) > _MOVING_MAX:
+            ctx.memory.moving.popitem(last=False)
+    msg = f"{name!r} is looked up once more before it is renamed"
+    raise RenewedError(msg, subject=name)
 
 
 def _check_kinds(ctx: Context, move: _Move) -> None:

@@ -40,6 +40,7 @@ def writable(ctx: Context, caller: Caller, node: NodeRow) -> NodeRow:
             raise stale(f"node {node.ino}", "its attempt is gone")
         if row.state in visibility.UNDECIDED:
             if not row.is_voted:
+                ctx.expect(lambda: _check_undecided(ctx, attempt))
                 return node
             waits.decided(ctx, caller, row)
             continue
@@ -57,6 +58,16 @@ def writable(ctx: Context, caller: Caller, node: NodeRow) -> NodeRow:
             continue
         node = copy
     return node
+
+
+def _check_undecided(ctx: Context, attempt: int) -> None:
+    """Refuse a change whose attempt was voted since `writable` allowed it.
+
+    The call comes again after ESTALE, waits for the decision, and begins a revision.
+    """
+    row = ctx.spool.attempt(attempt)
+    if row is None or row.is_voted or row.state not in visibility.UNDECIDED:
+        raise stale("" if row is None else row.name, "it is being decided or was given up")
 
 
 def writable_directory(ctx: Context, caller: Caller, ino: int) -> NodeRow:

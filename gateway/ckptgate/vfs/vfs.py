@@ -31,7 +31,7 @@ from ckptgate.vfs import (
     visibility,
     waits,
 )
-from ckptgate.vfs.context import Context
+from ckptgate.vfs.context import TAKEOVER, Context
 from ckptgate.vfs.identify import Identify
 from ckptgate.vfs.interface import (
     Attr,
@@ -115,6 +115,7 @@ class Vfs:
         ctx = self._ctx
         if is_takeover:
             ctx.memory.is_inherited = True
+            ctx.done_now(TAKEOVER)
             files.reopen_all(ctx)
         else:
             for row in ctx.spool.nameless_nodes():

@@ -241,8 +241,8 @@ def _in_run(ctx: Context, caller: Caller, who: Who, parent: NodeRow, name: str) 
             return None
         node = ctx.node(pending.ino)
         return Found(node=node, what=What.PENDING, timeout_s=0.0, pending=pending)
-    if pending is None:
-        view = pointers.fresh_view(ctx, caller, who, parent, name, view)
+    if pending is None and (name in view.pointers or names.is_pointer(ctx, parent, name)):
+        view = pointers.caught_up(ctx, caller, parent, view)
     value = view.pointers.get(name)
     if value is not None:
         node = pointers.pointer_node(ctx, parent, value)

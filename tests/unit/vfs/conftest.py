@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -298,7 +299,16 @@ class World:
         return self.vfs.readlink(caller, self.walk(caller, path).attr.ino)
 
     def rename(self, caller: Caller, old: str, new: str, flags: int = 0) -> None:
-        self.vfs.rename(caller, *self.place(caller, old), *self.place(caller, new), flags)
+        """With the kernel's one retry after ESTALE."""
+        for is_last in (False, True):
+            places = *self.place(caller, old), *self.place(caller, new)
+            try:
+                self.vfs.rename(caller, *places, flags)
+            except CkptError as exc:
+                if exc.errno != errno.ESTALE or is_last:
+                    raise
+            else:
+                return
 
     def names(self, caller: Caller, path: str = "") -> list[str]:
         ino = self.walk(caller, path).attr.ino if path else ROOT

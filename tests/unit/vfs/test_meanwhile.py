@@ -1,0 +1,130 @@
+"""What others do between a call's first look and its change: it counts, and nothing is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+
+import pytest
+
+from ckptgate.errors import CkptError
+from ckptgate.model.states import AttemptState
+from ckptgate.ports.spool import SETTLED_META
+
+
+def before_the_change(world, action):
+    """Have *action* done once, right before the next outermost transaction of the vfs begins."""
+    spool = world.spool
+    begin = spool.transaction
+    is_done = False
+
+    @contextlib.contextmanager
+    def transaction():
+        nonlocal is_done
+        if not is_done:
+            is_done = True
+            spool.transaction = begin
+            action()
+        with begin():
+            yield
+
+    spool.transaction = transaction
+
+
+def vote(world, name):
+    """The publisher decides that the tree is final."""
+    world.spool.update_attempt(world.attempt(name).id, is_voted=True, state=AttemptState.SEALED)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda world: world.open_new(world.a, "step-1/late"),
+        lambda world: world.mkdir(world.a, "step-1/late"),
+        lambda world: world.symlink(world.a, "w", "step-1/late"),
+        lambda world: world.unlink(world.a, "step-1/w"),
+        lambda world: world.rmdir(world.a, "step-1/d"),
+        lambda world: world.rename(world.a, "step-1/w", "step-1/x"),
+        lambda world: world.rename(world.a, "step-1", "step-2"),
+        lambda world: world.vfs.open(
+            world.a, world.walk(world.a, "step-1/w").attr.ino, os.O_WRONLY
+        ),
+    ],
+    ids=["create", "mkdir", "symlink", "unlink", "rmdir", "rename", "rename-root", "open"],
+)
+def test_no_change_gets_into_a_tree_that_was_just_voted(world, change):
+    """I1: the vote says what the checkpoint is; a later change waits and becomes a revision."""
+    world.mkdir(world.a, "step-1")
+    world.mkdir(world.a, "step-1/d")
+    world.write(world.a, "step-1/w", b"1")
+    before = world.spool.tree(world.attempt("step-1").id)
+    before_the_change(world, lambda: vote(world, "step-1"))
+    with pytest.raises(CkptError) as caught:
+        change(world)
+    # A kernel's one retry waits for the decision.
+    assert caught.value.errno in {errno.ESTALE, errno.EBUSY}
+    assert world.spool.tree(world.attempt("step-1").id) == before
+    assert not world.spool.handles()
+
+
+def test_a_stores_answer_does_not_replace_what_was_made_meanwhile(world):
+    """I11: the store said what it had before this mount's file came."""
+    world.catalog.add_plain("value.log", b"old")
+    before_the_change(world, lambda: world.write(world.a, "value.log", b"newer here"))
+    assert world.walk(world.a, "value.log").attr.size == len(b"newer here")
+    assert world.read(world.a, "value.log") == b"newer here"
+
+
+@pytest.mark.parametrize("entry", [b"old", None], ids=["other-bytes", "gone"])
+def test_a_stores_late_answer_does_not_replace_a_renamed_file(world, entry):
+    """I11."""
+    world.write(world.a, "value.log", b"first")
+    file = world.spool.node(world.walk(world.a, "value.log").attr.ino).file
+    found = os.stat(world.spool.data_path(file))
+    world.spool.update_file(file, size=found.st_size, mtime_ns=found.st_mtime_ns)
+    for op in world.spool.plain_ops():
+        world.spool.drop_plain_op(op.id)
+    world.write(world.a, "new.log", b"second")
+    if entry is not None:
+        world.catalog.add_plain("value.log", entry)
+    world.clock.seconds += 10
+    before_the_change(world, lambda: world.rename(world.a, "new.log", "value.log"))
+    assert world.walk(world.a, "value.log").attr.size == len(b"second")
+    assert world.read(world.a, "value.log") == b"second"
+
+
+def test_a_pointer_that_is_rewritten_while_it_settles_is_not_lost(world):
+    """I5: the job's newest value stays, whoever looks at the older one."""
+    world.commit("", "step-1", {"w": b"1"})
+    world.commit("", "step-2", {"w": b"2"})
+    world.symlink(world.a, "step-1", "latest")
+    world.set_pointer("", "latest", "step-1")
+
+    def rewrite():
+        world.unlink(world.a, "latest")
+        world.symlink(world.a, "step-2", "latest")
+
+    before_the_change(world, rewrite)
+    world.walk(world.a2, "latest")
+    assert world.readlink(world.a2, "latest") == "step-2"
+    assert [row.target for row in world.spool.pending()] == ["step-2"]
+
+
+def test_a_settled_pointer_is_not_followed_by_an_older_view(world):
+    """I5: the value went from the pending row to the log; the known view is older than that."""
+    for step in (1, 2):
+        world.commit("", f"step-{step}", {"w": b"1"})
+    world.set_pointer("", "latest", "step-1")
+    old = world.catalog.view("", 0)
+    world.symlink(world.a, "step-2", ".new")
+    world.rename(world.a, ".new", "latest")
+    (row,) = world.spool.pending()
+    world.spool.drop_pending(row.id)
+    world.spool.set_meta(SETTLED_META.format(run_ino=row.parent), str(old.length + 1))
+    world.set_pointer("", "latest", "step-2")
+    world.catalog.set_view("", length=old.length + 1)
+    new = world.catalog.view("", 0)
+    world.catalog.view = lambda run, age: old if age else new
+    assert world.readlink(world.a, "latest") == "step-2"
+    assert "latest" in world.names(world.a)
