@@ -102,8 +102,13 @@ class Mirror:
                 self._rename(op)
             case PlainOpKind.PUT:
                 node = self._spool.node(op.ino) if op.ino is not None else None
-                if node is not None:
-                    self._put_file(node)
+                if node is not None and not self._is_held(node):
+                    # Under the name that it had then: what became of that since is queued behind.
+                    self._put_file(node, op.path)
+
+    def _is_held(self, node: NodeRow) -> bool:
+        """Whether it got the name of a pointer or whole file: those are published otherwise."""
+        return any(row.ino == node.ino for row in self._spool.pending())
 
     def _rename(self, op: PlainOpRow) -> None:
         try:
@@ -141,8 +146,7 @@ class Mirror:
         if now - self._walk_at >= WALK_INTERVAL_S:
             self._walk_at = now
             did = self._walk()
-        pending = {row.ino for row in self._spool.pending()} if due else set[int | None]()
-        for ino in sorted(due - pending):
+        for ino in sorted(due):
             node = self._spool.node(ino)
             if node is not None:
                 did = self._put_if_changed(node) or did
@@ -174,12 +178,15 @@ class Mirror:
         seen = (found.st_size, found.st_mtime_ns)
         if self._put.get(node.ino) == seen:
             return False
-        what = f"put {node.plain_path}"
+        if self._is_held(node):
+            return False
+        path = node.plain_path or ""
+        what = f"put {path}"
         is_given = (file.size, file.mtime_ns) == seen
         if node.ino not in self._put and (is_given or self._is_stored(node, seen)):
             self._put[node.ino] = seen
             return False
-        return self._try(str(node.ino), what, lambda: self._put_file(node))
+        return self._try(str(node.ino), what, lambda: self._put_file(node, path))
 
     def _is_stored(self, node: NodeRow, seen: tuple[int, int]) -> bool:
         """Whether the store has it already (asked once after a restart).
@@ -200,17 +207,16 @@ class Mirror:
         file = self._spool.file(node.file) if node.file is not None else None
         return file if file is not None and file.local is LocalBytes.FULL else None
 
-    def _put_file(self, node: NodeRow) -> None:
+    def _put_file(self, node: NodeRow, path: str) -> None:
         file = self._file_of(node)
         if file is None:
             return
-        assert node.plain_path is not None
         source = self._spool.data_path(file.file)
         try:
             found = os.stat(source)
         except FileNotFoundError:
             return
-        self._store.plain_put(node.plain_path, source, mode=node.mode, mtime_ns=found.st_mtime_ns)
+        self._store.plain_put(path, source, mode=node.mode, mtime_ns=found.st_mtime_ns)
         # What is written during the copy has another time, and comes with the next one.
         self._put[node.ino] = (found.st_size, found.st_mtime_ns)
         # It may have been removed meanwhile, which is queued behind this.
