@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import TypeVar
 
 from ckptgate.errors import CkptError, TransientStoreError, WouldBlockError
 from ckptgate.model.jobkey import JobKey, JobKind
@@ -25,17 +26,19 @@ from ckptgate.ports.catalog import Catalog, Invalidations, RunView, Waker
 from ckptgate.ports.clock import Clock
 from ckptgate.ports.spool import NodeRow, Spool
 from ckptgate.vfs.identify import Identify, ProcessInfo
-from ckptgate.vfs.interface import Caller, DirEntry
+from ckptgate.vfs.interface import Caller
 from ckptgate.vfs.openfiles import OpenFiles
 from ckptgate.vfs.settings import VfsSettings
 
-__all__ = ["TAKEOVER", "Context", "OpenDir", "RenewedError", "Who", "stale"]
+__all__ = ["TAKEOVER", "Context", "Named", "OpenDir", "RenewedError", "Who", "stale"]
 
 TAKEOVER = "takeover"
 """What `is_due` asks of: when this process took a kernel session over."""
 
 _log = logging.getLogger(__name__)
 _WHOS_MAX = 4096
+_TRIES_MAX = 8
+_T = TypeVar("_T")
 
 
 class RenewedError(CkptError):
@@ -69,12 +72,32 @@ class Who:
 
 
 @dataclass(slots=True, kw_only=True)
+class Named:
+    """A name in a listing: its position, node, and how long the kernel may keep it."""
+
+    cookie: int
+    name: str
+    node: NodeRow
+    timeout_s: float
+
+
+@dataclass(slots=True, kw_only=True)
 class OpenDir:
-    """An open directory: what it held at its first read, for one caller."""
+    """An open directory: what it held at its first read, for one caller.
+
+    Attributes:
+        fh: handle.
+        ino: the directory that was opened.
+        node: what that is for the caller.
+        names: what it held, in the order of their positions; None before the first read.
+        version: of the spool, before that was read.
+    """
 
     fh: int
     ino: int
-    entries: list[DirEntry] | None = None
+    node: NodeRow | None = None
+    names: list[Named] | None = None
+    version: object = None
 
 
 class _Scope(threading.local):
@@ -314,6 +337,24 @@ class Context:
             msg = "this node is gone"
             raise stale(f"node {ino}", msg)
         return node
+
+    def steadily(self, find: Callable[[], _T | None]) -> _T | None:
+        """What *find* finds from several rows; again if it found nothing while one changed.
+
+        A name that is there all along may have gone from one of them to another meanwhile.
+        """
+        for _ in range(_TRIES_MAX):
+            version = self.spool.version()
+            try:
+                found = find()
+            except CkptError as exc:
+                is_last = self.spool.version() == version
+                if exc.errno not in {errno.ENOENT, errno.ESTALE} or is_last:
+                    raise
+                continue
+            if found is not None or self.spool.version() == version:
+                return found
+        return find()
 
     def view(self, caller: Caller, run: str, *, max_age_s: float | None = None) -> RunView:
         """The run as its log says, at most a moment old."""

@@ -7,7 +7,7 @@ waits: it raises WouldBlockError instead, having changed nothing, and the driver
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -215,8 +215,11 @@ class FileSystem(Protocol):
 
     def fsync(self, caller: Caller, fh: int, *, data_only: bool) -> None: ...
     def opendir(self, caller: Caller, ino: int) -> int: ...
-    def readdir(self, caller: Caller, fh: int, cookie: int) -> Sequence[DirEntry]:
-        """Entries after *cookie* (0: from the start), `.` and `..` among them."""
+    def readdir(self, caller: Caller, fh: int, cookie: int) -> Iterable[DirEntry]:
+        """Entries after *cookie* (0: from the start), `.` and `..` among them.
+
+        They are made as they are taken, so that each `entry` is true when the reply is built.
+        """
         ...
 
     def releasedir(self, fh: int) -> None: ...

@@ -1,26 +1,33 @@
 """Directory listings: one snapshot an open directory, of what its opener sees. Any thread.
 
-Owns the rule that a listing shows exactly the names that a look-up by the same caller would find,
-and that positions in it stay valid while the directory is open.
+Owns the rules that a listing shows exactly the names that a look-up by the same caller would find;
+that a position is a number of the name itself, so that it means the same after a rewind and to a
+successor of this process; and that the kernel gets only entries that are still so when it gets
+them.
 """
 
 from __future__ import annotations
 
+import bisect
 import errno
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator
+from functools import partial
+from hashlib import blake2b
 
 from ckptgate.errors import CkptError, MissingError
 from ckptgate.ports.spool import NodeKind, NodeRow
 from ckptgate.vfs import names, plain, pointers, visibility, waits
 from ckptgate.vfs.attributes import attr_of
-from ckptgate.vfs.context import Context, OpenDir
+from ckptgate.vfs.context import Context, Named, OpenDir
 from ckptgate.vfs.interface import Caller, DirEntry, Entry
 
 _log = logging.getLogger(__name__)
 _DIR_BIT = 1 << 62
 _COUNT_BITS = 24
 _COUNT_MASK = (1 << _COUNT_BITS) - 1
+_FIRST = 3
+"""Positions below are those of the start, `.` and `..`."""
 
 __all__ = ["opendir", "readdir", "releasedir", "snapshot"]
 
@@ -42,7 +49,7 @@ def releasedir(ctx: Context, fh: int) -> None:
         ctx.memory.dirs.pop(fh, None)
 
 
-def readdir(ctx: Context, caller: Caller, fh: int, cookie: int) -> Sequence[DirEntry]:
+def readdir(ctx: Context, caller: Caller, fh: int, cookie: int) -> Iterator[DirEntry]:
     """Entries after *cookie*; a seek to the start looks again."""
     opened = ctx.memory.dirs.get(fh)
     if opened is None:
@@ -52,25 +59,68 @@ def readdir(ctx: Context, caller: Caller, fh: int, cookie: int) -> Sequence[DirE
         opened = OpenDir(fh=fh, ino=(fh & ~_DIR_BIT) >> _COUNT_BITS)
         with ctx.lock:
             ctx.memory.dirs[fh] = opened
-    if opened.entries is None or cookie == 0:
+    names_known = opened.names
+    if names_known is None or cookie == 0:
+        opened.version = ctx.spool.version()
         node = visibility.directory(ctx, caller, opened.ino)
-        opened.entries = _entries(ctx, caller, node)
-    return opened.entries[cookie:]
+        opened.node = node
+        opened.names = names_known = _ordered(snapshot(ctx, caller, node))
+    return _entries(ctx, opened, names_known, cookie)
 
 
-def _entries(ctx: Context, caller: Caller, node: NodeRow) -> list[DirEntry]:
-    place = ctx.spool.place(node.ino)
-    up = node.ino if place is None else place[0]
-    found: list[DirEntry] = [
-        DirEntry(".", node.ino, NodeKind.DIR, 1, None),
-        DirEntry("..", up, NodeKind.DIR, 2, None),
-    ]
-    for name, (child, timeout) in snapshot(ctx, caller, node).items():
-        entry = None
-        if timeout > 0 and (node.ino, name) not in ctx.memory.moving:
-            entry = Entry(attr_of(ctx, child), timeout)
-        found.append(DirEntry(name, child.ino, child.kind, len(found) + 1, entry))
-    return found
+def _ordered(found: dict[str, tuple[NodeRow, float]]) -> list[Named]:
+    """Names by their numbers, which no two have alike."""
+    listed = sorted(
+        (_position(name), name, node, timeout) for name, (node, timeout) in found.items()
+    )
+    last = _FIRST - 1
+    ordered: list[Named] = []
+    for position, name, node, timeout in listed:
+        last = max(position, last + 1)
+        ordered.append(Named(cookie=last, name=name, node=node, timeout_s=timeout))
+    return ordered
+
+
+def _position(name: str) -> int:
+    digest = blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 2) + _FIRST
+
+
+def _entries(ctx: Context, opened: OpenDir, listed: list[Named], cookie: int) -> Iterator[DirEntry]:
+    node = opened.node
+    assert node is not None
+    if cookie < 1:
+        yield DirEntry(".", node.ino, NodeKind.DIR, 1, None)
+    if cookie < 2:
+        place = ctx.spool.place(node.ino)
+        yield DirEntry("..", node.ino if place is None else place[0], NodeKind.DIR, 2, None)
+    start = bisect.bisect_right(listed, cookie, key=_cookie_of)
+    for index in range(start, len(listed)):
+        item = listed[index]
+        entry = _entry(ctx, opened, node, item)
+        yield DirEntry(item.name, item.node.ino, item.node.kind, item.cookie, entry)
+
+
+def _cookie_of(item: Named) -> int:
+    return item.cookie
+
+
+def _entry(ctx: Context, opened: OpenDir, parent: NodeRow, item: Named) -> Entry | None:
+    """What a look-up would answer now; None where the kernel is to ask.
+
+    The snapshot may be older: from its entry the kernel would go on to a node whose name has gone.
+    """
+    if item.timeout_s <= 0 or (parent.ino, item.name) in ctx.memory.moving:
+        return None
+    node, timeout = item.node, item.timeout_s
+    if ctx.spool.version() != opened.version:
+        child = ctx.spool.child(parent.ino, item.name)
+        if child is None or child.ino != node.ino:
+            return None
+        node = child
+        if parent.attempt is not None:
+            timeout = visibility.inner_timeout(ctx, parent)
+    return Entry(attr_of(ctx, node), timeout) if timeout > 0 else None
 
 
 def snapshot(ctx: Context, caller: Caller, node: NodeRow) -> dict[str, tuple[NodeRow, float]]:
@@ -115,7 +165,7 @@ def _meanings(
             found[name] = (child, ctx.settings.entry_timeout_s)
             continue
         try:
-            meaning = visibility.resolve(ctx, caller, node, name)
+            meaning = ctx.steadily(partial(visibility.resolve, ctx, caller, node, name))
         except CkptError as exc:
             # One checkpoint whose manifest is damaged must not hide all others.
             if exc.errno != errno.EIO:

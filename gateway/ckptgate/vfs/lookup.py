@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Sequence
 
-from ckptgate.errors import CkptError, MissingError
+from ckptgate.errors import MissingError
 from ckptgate.ports.spool import NodeRow
 from ckptgate.vfs import visibility
 from ckptgate.vfs.attributes import entry_of
@@ -15,8 +14,6 @@ from ckptgate.vfs.unused import drop_if_unused
 
 __all__ = ["forget", "looked_up", "lookup", "remove_name"]
 
-_TRIES_MAX = 8
-
 
 def lookup(ctx: Context, caller: Caller, parent_ino: int, name: str) -> Entry:
     """The answer for a name.
@@ -24,20 +21,15 @@ def lookup(ctx: Context, caller: Caller, parent_ino: int, name: str) -> Entry:
     Raises:
         MissingError: it means nothing to this caller.
     """
-    for _ in range(_TRIES_MAX):
-        version = ctx.spool.version() if _is_outside(ctx, parent_ino) else None
-        try:
-            return _lookup(ctx, caller, parent_ino, name)
-        except CkptError as exc:
-            is_moved = exc.errno in {errno.ENOENT, errno.ESTALE} and version is not None
-            # What a name means there is told from several rows: one of them went elsewhere.
-            if not is_moved or ctx.spool.version() == version:
-                raise
+    if _is_outside(ctx, parent_ino):
+        entry = ctx.steadily(lambda: _lookup(ctx, caller, parent_ino, name))
+        assert entry is not None
+        return entry
     return _lookup(ctx, caller, parent_ino, name)
 
 
 def _is_outside(ctx: Context, ino: int) -> bool:
-    """Whether this is a directory outside of checkpoints."""
+    """Whether this is a directory outside of checkpoints: names there mean several things."""
     node = ctx.spool.node(ino)
     return node is not None and node.attempt is None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 
 from ckptgate.errors import CkptError, MissingError
@@ -261,7 +261,7 @@ class Vfs:
         """Open a directory."""
         return listing.opendir(self._ctx, caller, ino)
 
-    def readdir(self, caller: Caller, fh: int, cookie: int) -> Sequence[DirEntry]:
+    def readdir(self, caller: Caller, fh: int, cookie: int) -> Iterable[DirEntry]:
         """Entries after *cookie*."""
         return listing.readdir(self._ctx, caller, fh, cookie)
 

@@ -313,18 +313,6 @@ def test_attributes_are_changed(world):
     assert file.state is FileState.QUIET
 
 
-def test_a_listing_stays_what_it_was_while_it_is_read(world):
-    world.mkdir(world.a, "step-1")
-    for name in "abcdef":
-        world.write(world.a, f"step-1/{name}", b"")
-    fh = world.vfs.opendir(world.a, world.walk(world.a, "step-1").attr.ino)
-    first = list(world.vfs.readdir(world.a, fh, 0))[:4]
-    world.unlink(world.a, "step-1/c")
-    world.write(world.a, "step-1/g", b"")
-    rest = world.vfs.readdir(world.a, fh, first[-1].cookie)
-    assert [entry.name for entry in (*first, *rest)] == [".", "..", *"abcdef"]
-
-
 def test_a_symlink_out_of_its_checkpoint_is_refused(world):
     """I13."""
     world.mkdir(world.a, "step-1")
