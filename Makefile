@@ -24,8 +24,9 @@ lint: $(VENV)/.ready-test
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
+# All figures, or those of some subjects: make bench BENCH="write metadata"; ARGS=--quick for a look.
 bench: $(VENV)/.ready-test
-	$(BIN)/python -m bench.write_ratio
+	$(BIN)/python -m bench $(BENCH) $(ARGS)
 
 setup: $(VENV)/.ready
 setup-test: $(VENV)/.ready-test

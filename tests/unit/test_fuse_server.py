@@ -78,6 +78,9 @@ class ScriptedFs:
             self.calls.append("begun")
             self.begun.release()
             self.gate.wait(10)
+        if name == "busy":
+            self.begun.release()
+            self.gate.wait(10)
         if name == "sticky":
             raise OSError(errno.ENOSYS, name)
         if name == "no-errno":
@@ -223,6 +226,52 @@ def test_what_would_block_waits_on_the_pool_and_others_go_on(device: Device) -> 
     assert device.ask(Opcode.LOOKUP, b"fine\0", unique=102)[0] == 0
     device.fs.gate.set()
     assert device.receive()[:2] == (0, 100)
+
+
+def test_a_protocol_thread_that_is_busy_holds_up_nobody(device: Device) -> None:
+    device.send(Opcode.LOOKUP, b"busy\0", unique=100)
+    assert device.fs.begun.acquire(timeout=10)
+    for unique in range(102, 112, 2):
+        assert device.ask(Opcode.LOOKUP, b"fine\0", unique=unique)[0] == 0
+    device.fs.gate.set()
+    assert device.receive()[:2] == (0, 100)
+    assert device.ask(Opcode.LOOKUP, b"fine\0", unique=120)[0] == 0
+
+
+def open_file(device: Device) -> int:
+    error, reply = device.ask(Opcode.OPEN, struct.pack("<II", os.O_RDWR, 0), unique=50, node=5)
+    assert error == 0
+    return struct.unpack_from("<Q", reply)[0]
+
+
+def io(fh: int, offset: int, size: int, flags: int = 0) -> bytes:
+    return wire.WRITE_IN.pack(fh, offset, size, flags, 0, 0, 0)
+
+
+def test_bytes_are_read_and_written_at_their_place(device: Device) -> None:
+    fh = open_file(device)
+    error, reply = device.ask(Opcode.WRITE, io(fh, 3, 4) + b"abcd", unique=60, node=5)
+    assert (error, wire.WRITE_OUT.unpack(reply)) == (0, (4, 0))
+    assert device.ask(Opcode.READ, io(fh, 2, 6), unique=62, node=5) == (0, b"2abcd7")
+    # To the kernel less than it asked for is the end of the file.
+    assert device.ask(Opcode.READ, io(fh, 8, 6), unique=64, node=5) == (0, b"89")
+    assert device.ask(Opcode.READ, io(fh, 10, 6), unique=66, node=5) == (0, b"")
+    large = os.urandom(140 << 10)
+    device.ask(Opcode.WRITE, io(fh, 0, len(large)) + large, unique=68, node=5)
+    assert device.ask(Opcode.READ, io(fh, 0, len(large)), unique=70, node=5) == (0, large)
+
+
+def test_a_write_that_fails_or_is_cut_off_never_writes_an_older_ones_bytes(device: Device) -> None:
+    fh = open_file(device)
+    device.ask(Opcode.WRITE, io(fh, 0, 4) + b"abcd", unique=60, node=5)
+    error, reply = device.ask(Opcode.WRITE, io(fh, 4, 6) + b"ef", unique=62, node=5)
+    assert (error, wire.WRITE_OUT.unpack(reply)) == (0, (2, 0))
+    assert device.ask(Opcode.WRITE, io(fh, 0, 4)[:20], unique=64, node=5)[0] == errno.EIO
+    assert device.ask(Opcode.READ, io(fh, 0, 4)[:8], unique=66, node=5)[0] == errno.EIO
+    assert device.fs.path.read_bytes() == b"abcdef6789"
+    assert device.ask(Opcode.WRITE, io(4711, 0, 1) + b"x", unique=68, node=5)[0] == errno.EBADF
+    before = device.ask(Opcode.WRITE, io(fh, 1 << 63, 1) + b"x", unique=70, node=5)[0]
+    assert before not in {0, errno.EBADF}
 
 
 def test_a_queued_request_is_answered_eintr_when_its_caller_is_interrupted(device: Device) -> None:

@@ -1,8 +1,11 @@
 """The loop: reads requests, has them served, sends replies.
 
-Thread rule: one thread at a time reads the device (the others wait for their turn, so an idle
-server has one sleeping poll), and whoever has read a request serves it. Protocol threads never
-wait: what would block, and what waits for the disk or for other machines, goes to the pool.
+Thread rule: whoever has read a request serves it. Protocol threads never wait: what would block,
+and what waits for the disk or for other machines, goes to the pool. The first of them does all the
+work as long as it keeps up: two that take turns wake each other for every request, which costs
+several times what serving it does. The kernel wakes the next one only while the first is busy, and
+it naps before it helps, unless the first is copying the bytes of a large WRITE: other work can go
+on beside that.
 
 A handler's bug is EIO with a traceback in the log. Nothing a handler does ends the loop.
 """
@@ -20,12 +23,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ckptgate.errors import WouldBlockError
-from ckptgate.vfs.interface import Caller, FileSystem
-from ckptgate_adapters.fuse import channel, wire
+from ckptgate.vfs.interface import FileSystem
+from ckptgate_adapters.fuse import channel, data, wire
 from ckptgate_adapters.fuse.notify import Notifier, Relay
 from ckptgate_adapters.fuse.opens import Backing, BackingTable, journal_path
 from ckptgate_adapters.fuse.pool import Pool
-from ckptgate_adapters.fuse.request import Context, Reply, Request
+from ckptgate_adapters.fuse.request import Context, Reply, Request, pages
 from ckptgate_adapters.fuse.session import MAX_IO_BYTES, FuseSession
 from ckptgate_adapters.fuse.table import OPERATIONS, SLOW
 from ckptgate_adapters.fuse.wire import Notify, Opcode
@@ -38,6 +41,10 @@ _HEAD_BYTES: Final = wire.HEADER_BYTES + wire.WRITE_IN.size
 _ERRNO_END: Final = 512
 _DRAIN_S: Final = 5.0
 _NOTIFY_STOP_S: Final = 1.0
+_NAP_S: Final = 0.001
+"""For how long a busy thread is left alone with what has come in."""
+_LONG_COPY_BYTES: Final = 128 << 10
+"""From so many bytes on, another thread gains more than its waking costs."""
 
 
 @dataclass(slots=True)
@@ -45,8 +52,21 @@ class _Buffers:
     """What one protocol thread reads into: the bytes of a WRITE land at the start of `body`."""
 
     head: bytearray = field(default_factory=lambda: bytearray(_HEAD_BYTES))
-    body: memoryview = field(default_factory=lambda: memoryview(bytearray(MAX_IO_BYTES + 4096)))
+    body: memoryview = field(default_factory=lambda: pages(MAX_IO_BYTES + 4096))
     counts: dict[int, int] = field(default_factory=dict[int, int])
+    vector: list[wire.Buffer] = field(init=False)
+    is_copying: bool = False
+
+    def __post_init__(self) -> None:
+        self.vector = [self.head, self.body]
+
+    def content(self, opcode: int, size: int) -> tuple[bytes, wire.Buffer]:
+        """Body and payload of a request of *size* bytes."""
+        body = bytes(memoryview(self.head)[wire.HEADER_BYTES : size])
+        rest = max(size - _HEAD_BYTES, 0)
+        if opcode == _WRITE:
+            return body, self.body[:rest]
+        return (body + self.body[:rest] if rest else body), b""
 
 
 class FuseServer:
@@ -92,14 +112,11 @@ class FuseServer:
         self._threads = threads
         self._pool = Pool(pool_threads)
         self._notifier = Notifier(Relay(device))
-        self._turn = threading.Lock()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._poll = select.poll()
-        self._poll.register(device, select.POLLIN)
-        self._poll.register(self._wake, select.POLLIN)
         self._is_stopping = False
         self._failure: OSError | None = None
-        self._counts: list[dict[int, int]] = []
+        self._buffers: list[_Buffers] = []
+        self._others: list[threading.Thread] = []
 
     @property
     def passthrough_state(self) -> str:
@@ -109,8 +126,8 @@ class FuseServer:
     def counts(self) -> dict[str, int]:
         """Requests received so far, by name of their opcode."""
         total: dict[str, int] = {}
-        for counts in list(self._counts):
-            for opcode, count in list(counts.items()):
+        for buffers in list(self._buffers):
+            for opcode, count in list(buffers.counts.items()):
                 name = Opcode(opcode).name if opcode in _KNOWN else str(opcode)
                 total[name] = total.get(name, 0) + count
         return total
@@ -139,14 +156,8 @@ class FuseServer:
         self._notifier.start()
         if session.is_resumed:
             self._take_over()
-        others = [
-            threading.Thread(target=self._run, name=f"fuse-{number}", daemon=True)
-            for number in range(1, self._threads)
-        ]
-        for thread in others:
-            thread.start()
-        self._run()
-        for thread in others:
+        self._run(is_first=True)
+        for thread in self._others:
             thread.join()
         if not self._pool.close(_DRAIN_S):
             _log.warning("requests-unfinished")
@@ -178,12 +189,18 @@ class FuseServer:
                 return
             _log.warning("resend-refused reason=%s hint='needs Linux 6.9 or newer'", exc)
 
-    def _run(self) -> None:
+    def _run(self, *, is_first: bool = False) -> None:
         buffers = _Buffers()
-        self._counts.append(buffers.counts)
+        self._buffers.append(buffers)
         try:
-            while (size := self._receive(buffers)) > 0:
-                self._serve_one(buffers, size)
+            with select.epoll() as ready:
+                # Exclusive: of all threads that wait, the first to have registered is woken.
+                ready.register(self._context.session.fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
+                ready.register(self._wake, select.EPOLLIN)
+                if is_first:
+                    self._start_others()
+                while (size := self._receive(ready, buffers, is_first=is_first)) > 0:
+                    self._serve_one(buffers, size)
         except OSError as exc:
             _log.exception("device-failed")
             self._failure = exc
@@ -191,45 +208,75 @@ class FuseServer:
             # Whatever ended this thread ends the others.
             self.stop()
 
-    def _receive(self, buffers: _Buffers) -> int:
+    def _start_others(self) -> None:
+        for number in range(1, self._threads):
+            thread = threading.Thread(target=self._run, name=f"fuse-{number}", daemon=True)
+            self._others.append(thread)
+            thread.start()
+
+    def _receive(self, ready: select.epoll, buffers: _Buffers, *, is_first: bool) -> int:
         """Bytes of the next request; 0 when the session is over."""
         fd = self._context.session.fd
-        vector: list[wire.Buffer] = [buffers.head, buffers.body]
-        with self._turn:
-            while not self._is_stopping:
-                try:
-                    return os.readv(fd, vector)
-                except BlockingIOError:
-                    self._poll.poll()
-                except OSError as exc:
-                    if exc.errno == errno.ENODEV:
-                        return 0
-                    # ENOENT: the request was taken back while it was read.
-                    if exc.errno not in {errno.ENOENT, errno.EINTR}:
-                        raise
-        return 0
+        while True:
+            ready.poll(-1, 2)
+            if self._is_stopping:
+                return 0
+            if not is_first and not any(other.is_copying for other in self._buffers):
+                time.sleep(_NAP_S)
+            try:
+                return os.readv(fd, buffers.vector)
+            except OSError as exc:
+                if exc.errno == errno.ENODEV:
+                    return 0
+                # EAGAIN: another thread has it. ENOENT: it was taken back while it was read.
+                if exc.errno not in {errno.EAGAIN, errno.ENOENT, errno.EINTR}:
+                    raise
 
     def _serve_one(self, buffers: _Buffers, size: int) -> None:
-        request = _parse(buffers, size)
-        buffers.counts[request.opcode] = buffers.counts.get(request.opcode, 0) + 1
-        if request.opcode == Opcode.INTERRUPT:
+        opcode, unique, node, uid, gid, pid = wire.IN_HEADER_USED.unpack_from(buffers.head)
+        buffers.counts[opcode] = buffers.counts.get(opcode, 0) + 1
+        if opcode in _COPIES and size >= _HEAD_BYTES and self._copy(buffers, size):
+            return
+        request = Request(opcode, unique, node, uid, gid, pid, *buffers.content(opcode, size))
+        if opcode == Opcode.INTERRUPT:
             self._interrupt(request)
-        elif request.opcode in SLOW:
+        elif opcode in SLOW:
             self._to_pool(request)
         else:
             self._execute(request)
-        if request.opcode == Opcode.DESTROY:
-            self.stop()
+            if opcode == Opcode.DESTROY:
+                self.stop()
+
+    def _copy(self, buffers: _Buffers, size: int) -> bool:
+        """Serve a plain READ or WRITE; False if it isn't one."""
+        head = buffers.head
+        opcode, unique = wire.IN_HEADER_USED.unpack_from(head)[:2]
+        try:
+            if opcode == _READ:
+                # A reader asks ahead, so it is not alone even if it is: one thread is faster.
+                parts = data.read_at_once(self._context, unique, head)
+            else:
+                buffers.is_copying = wire.io_size(head) >= _LONG_COPY_BYTES
+                payload = buffers.body[: size - _HEAD_BYTES]
+                parts = data.write_at_once(self._context, unique, head, payload)
+        except Exception:  # noqa: BLE001 - it is done again, where errors are told
+            parts = None
+        finally:
+            buffers.is_copying = False
+        if parts is None:
+            return False
+        self._send(parts)
+        return True
 
     def _interrupt(self, request: Request) -> None:
         """The caller got a signal: what has not begun yet is answered EINTR."""
         (unique,) = wire.INTERRUPT_IN.unpack_from(request.body)
         if self._pool.cancel(unique):
-            self._send(wire.error_reply(unique, errno.EINTR), ())
+            self._send([wire.error_reply(unique, errno.EINTR)])
 
     def _to_pool(self, request: Request) -> None:
         request.own()
-        request.allow_block()
+        request.may_block = True
         if not self._pool.submit(request.unique, lambda: self._execute(request)):
             self._fail(request, errno.EINTR)
 
@@ -242,7 +289,7 @@ class FuseServer:
                 return
             reply = operation(self._context, request)
         except WouldBlockError:
-            if request.caller.may_block:
+            if request.may_block:
                 _log.exception("blocked-on-the-pool opcode=%d", request.opcode)
                 self._fail(request, errno.EIO)
             else:
@@ -257,8 +304,8 @@ class FuseServer:
 
     def _finish(self, request: Request, reply: Reply) -> None:
         if reply.settle and self._must_settle(request, reply):
-            if not request.caller.may_block:
-                request.allow_block()
+            if not request.may_block:
+                request.may_block = True
                 self._pool.submit(
                     request.unique, lambda: self._settle(request, reply), can_cancel=False
                 )
@@ -293,9 +340,10 @@ class FuseServer:
     def _answer(self, request: Request, reply: Reply) -> None:
         if reply.is_silent:
             return
-        size = sum(len(part) for part in reply.parts)
-        header = wire.reply_header(request.unique, size)
-        if not self._send(header, reply.parts) and reply.undo is not None:
+        parts = reply.parts
+        size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
+        sent = self._send([wire.reply_header(request.unique, size), *parts])
+        if not sent and reply.undo is not None:
             try:
                 reply.undo()
             except Exception:  # noqa: BLE001 - nobody waits for this any more
@@ -303,34 +351,24 @@ class FuseServer:
 
     def _fail(self, request: Request, number: int) -> None:
         if request.opcode not in {Opcode.FORGET, Opcode.BATCH_FORGET}:
-            self._send(wire.error_reply(request.unique, number), ())
+            self._send([wire.error_reply(request.unique, number)])
 
-    def _send(self, header: bytes, parts: tuple[wire.Buffer, ...]) -> bool:
+    def _send(self, parts: list[wire.Buffer]) -> bool:
         """Whether the kernel took it; False where nobody waits for it any more."""
         try:
-            os.writev(self._context.session.fd, [header, *parts])
+            os.writev(self._context.session.fd, parts)
         except OSError as exc:
             if exc.errno not in {errno.ENOENT, errno.ENODEV}:
                 # The kernel has answered the caller with EIO then.
-                _log.exception("reply-refused bytes=%d", len(header))
+                _log.exception("reply-refused bytes=%d", sum(map(len, parts)))
             return False
         return True
 
 
 _KNOWN: Final = frozenset(int(opcode) for opcode in Opcode)
-
-
-def _parse(buffers: _Buffers, size: int) -> Request:
-    """The request in *buffers*."""
-    _, opcode, unique, node, uid, gid, pid, _, _ = wire.IN_HEADER.unpack_from(buffers.head)
-    caller = Caller(uid, gid, pid)
-    body = bytes(buffers.head[wire.HEADER_BYTES : size])
-    rest = size - _HEAD_BYTES
-    if opcode == Opcode.WRITE:
-        return Request(opcode, unique, node, caller, body, buffers.body[: max(rest, 0)])
-    if rest > 0:
-        body += bytes(buffers.body[:rest])
-    return Request(opcode, unique, node, caller, body)
+_READ: Final = int(Opcode.READ)
+_WRITE: Final = int(Opcode.WRITE)
+_COPIES: Final = frozenset({_READ, _WRITE})
 
 
 def _errno_of(request: Request, exc: OSError) -> int:

@@ -30,6 +30,7 @@ __all__ = [
     "encode_name",
     "entry_out",
     "error_reply",
+    "io_size",
     "notification",
     "open_out",
     "reply_header",
@@ -48,6 +49,8 @@ UNIQUE_RESENT: Final = 1 << 63
 NAME_BYTES_MAX: Final = 255
 
 IN_HEADER: Final = struct.Struct("<IIQQIIIHH")
+IN_HEADER_USED: Final = struct.Struct("<4xIQQIII4x")
+"""Opcode, unique, node id, uid, gid, pid."""
 OUT_HEADER: Final = struct.Struct("<IiQ")
 ATTR: Final = struct.Struct("<QQQQQQIIIIIIIIII")
 ENTRY: Final = struct.Struct("<QQQQII")
@@ -63,7 +66,11 @@ GETATTR_IN: Final = struct.Struct("<IIQ")
 SETATTR_IN: Final = struct.Struct("<IIQQQQQQIIIIIIII")
 READ_IN: Final = struct.Struct("<QQIIQII")
 WRITE_IN: Final = struct.Struct("<QQIIQII")
+IO_AFTER_HEADER: Final = struct.Struct("<40xQQII")
+"""Handle, offset, size and flags of a READ or WRITE, from the start of its header."""
 WRITE_OUT: Final = struct.Struct("<II")
+WRITE_REPLY: Final = struct.Struct("<IiQII")
+"""Header and `WRITE_OUT` together."""
 RELEASE_IN: Final = struct.Struct("<QIIQ")
 FLUSH_IN: Final = struct.Struct("<QIIQ")
 FSYNC_IN: Final = struct.Struct("<QII")
@@ -283,6 +290,12 @@ def statfs_out(stats: FsStats) -> bytes:
         stats.fragment_size,
         0,
     )
+
+
+def io_size(head: Buffer) -> int:
+    """Of how many bytes a READ or WRITE is, from what begins with its header."""
+    size: int = IO_AFTER_HEADER.unpack_from(head)[2]
+    return size
 
 
 def reply_header(unique: int, body_bytes: int) -> bytes:
