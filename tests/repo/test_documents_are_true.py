@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from ckptgate.app.cli import build_parser
-from ckptgate.app.config import CommitSection, ConfigFile, NamesSection, RoomSection
+from ckptgate.app.config import CommitSection, ConfigFile, NamesSection, ReclaimSection, RoomSection
 from ckptgate.errors import CkptError, ErrorKind, ExitCode
 from ckptgate.model import documents, entries
 from ckptgate.model.documents import Document
@@ -44,7 +44,7 @@ def test_every_exit_code_is_in_the_readme():
 
 
 def test_every_configuration_key_is_in_the_readme():
-    for section in (ConfigFile, CommitSection, NamesSection, RoomSection):
+    for section in (ConfigFile, CommitSection, NamesSection, RoomSection, ReclaimSection):
         for key in section.__struct_fields__:
             assert re.search(rf"\b{key}\b", README), key
 

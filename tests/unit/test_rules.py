@@ -23,6 +23,7 @@ from ckptgate.model.entries import (
     Point,
     Published,
     Quarantine,
+    Reclaim,
     Retire,
     Seal,
     SealEvent,
@@ -197,6 +198,54 @@ REFUSALS: dict[str, tuple[tuple[Entry, ...], Entry, str]] = {
     ),
     "a point called as a checkpoint": ((*A, *B), point(pointer("a", "b")), "name of a checkpoint"),
     "a pin of nothing": ((), Pin(name="a"), "not a committed checkpoint"),
+    "a reclaim of nothing": (A, Reclaim(attempts=()), "no attempt"),
+    "a reclaim of one attempt twice": (
+        (*A, *saved("a.1")),
+        Reclaim(attempts=("a.0", "a.0")),
+        "or one twice",
+    ),
+    "a reclaim of an unknown attempt": (A, Reclaim(attempts=("b.0",)), "it is not sealed"),
+    "a reclaim of an open attempt": (
+        (*A, seal("b.0")),
+        Reclaim(attempts=("b.0",)),
+        "it is sealed",
+    ),
+    "a reclaim of an aborted attempt": (
+        (abort("b.0"), *A),
+        Reclaim(attempts=("b.0",)),
+        "it is aborted",
+    ),
+    "a reclaim of what the name is": ((*A, *B), Reclaim(attempts=("a.0",)), "what 'a' is now"),
+    "a second reclaim": (
+        (*A, *saved("a.1"), Reclaim(attempts=("a.0",))),
+        Reclaim(attempts=("a.0",)),
+        "already is reclaimed",
+    ),
+    "a reclaim of a pinned name's older version": (
+        (*A, *saved("a.1"), Pin(name="a")),
+        Reclaim(attempts=("a.0",)),
+        "pinned",
+    ),
+    "a reclaim in a held run": (
+        (*A, *saved("a.1"), Hold()),
+        Reclaim(attempts=("a.0",)),
+        "held",
+    ),
+    "a reclaim of the last good one": (
+        (*A, *saved("a.1"), Quarantine(name="a")),
+        Reclaim(attempts=("a.0",)),
+        "no newer good",
+    ),
+    "a revision of what is reclaimed": (
+        (*A, *saved("a.1"), Reclaim(attempts=("a.0",)), seal("b.0"), Close(attempt="b.0")),
+        Commit(attempt="b.0", name="b", manifest=MANIFEST, base="a.0"),
+        "being removed",
+    ),
+    "a revision of what was never committed": (
+        (*A, seal("b.0"), Close(attempt="b.0")),
+        Commit(attempt="b.0", name="b", manifest=MANIFEST, base="c.0"),
+        "which is not committed",
+    ),
     "a second pin": ((*A, Pin(name="a")), Pin(name="a"), "already is pinned"),
     "an unpin without a pin": (A, Pin(name="a", is_on=False), "already is not pinned"),
     "a second hold": ((Hold(),), Hold(), "already is held"),
@@ -446,6 +495,7 @@ POOL: tuple[Entry, ...] = (
     *(abort(attempt) for attempt in ATTEMPTS),
     *(Published(attempt=attempt) for attempt in ATTEMPTS),
     *(retire(attempt) for attempt in ATTEMPTS),
+    *(Reclaim(attempts=(attempt,)) for attempt in ATTEMPTS),
     *(point(pointer(name, which)) for name in NAMES for which in (LATEST, "last.ckpt")),
     *(point(link(name)) for name in NAMES),
     *(Pin(name=name, is_on=is_on) for name in NAMES for is_on in (True, False)),
@@ -600,7 +650,8 @@ def test_random_logs_reach_every_kind_of_entry_and_pointers_that_move() -> None:
         commits = [entry.name for entry in log.entries if isinstance(entry, Commit)]
         replaced += len(commits) - len(set(commits))
     assert kinds == {
-        Fence, Seal, Close, Commit, Abort, Published, Retire, Point, Pin, Hold, Quarantine,
+        Fence, Seal, Close, Commit, Abort, Published, Retire, Reclaim, Point, Pin, Hold,
+        Quarantine,
     }  # fmt: skip
     assert watch.moves > 20
     assert replaced > 5

@@ -39,7 +39,7 @@ from ckptgate_adapters.posix_store.root import (
 )
 from ckptgate_adapters.posix_store.tree import MANIFEST_NAME, build_tree, remove_tree
 
-__all__ = ["PosixPublication"]
+__all__ = ["PosixPublication", "remove_moved", "shown_attempt"]
 
 _SWAP_TRIES: Final = 16
 _LOCK_WAIT_S: Final = 30.0
@@ -155,18 +155,8 @@ class PosixPublication:
             os.close(lock)
 
     def _shown(self, run: str, name: str) -> str:
-        key = join_key(run, name, GATEWAY_DIR, MANIFEST_NAME)
         self._root.forget(run)
-        try:
-            data = self._root.with_file(key, lambda fd: read_range(fd, 0, MAX_DOCUMENT_BYTES))
-            return check_attempt_id(msgspec.json.decode(data, type=_Shown).attempt)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            return ""
-        except OSError as exc:
-            is_known = isinstance(exc, CkptError) and not isinstance(exc, TransientStoreError)
-            if exc.errno in _ABSENT or is_known:
-                return ""
-            raise
+        return shown_attempt(self._root, join_key(run, name))
 
     def _build_and_swap(self, run: str, manifest: Manifest, manifest_bytes: bytes) -> None:
         prefix = attempt_prefix(run, manifest.attempt)
@@ -183,7 +173,7 @@ class PosixPublication:
                     os.close(top)
             finally:
                 with contextlib.suppress(OSError):
-                    _remove_build(build, attempt_fd)
+                    remove_moved(build, attempt_fd)
 
     def _swap(self, run: str, manifest: Manifest, attempt_fd: int, build: str) -> None:
         """Rename the built tree to its name; whatever else has the name is renamed away first."""
@@ -253,7 +243,7 @@ class PosixPublication:
                     if name.startswith(_SWEPT):
                         remove_tree(name, dir_fd=fd)
                     elif name.startswith(_BUILD):
-                        _remove_build(name, fd)
+                        remove_moved(name, fd)
         except FileNotFoundError:
             return
         except OSError as exc:
@@ -281,6 +271,21 @@ class PosixPublication:
             return None
 
 
+def shown_attempt(root: StoreRoot, key: str) -> str:
+    """The attempt that the directory *key* was published as, "" if it is none of ours."""
+    manifest = join_key(key, GATEWAY_DIR, MANIFEST_NAME)
+    try:
+        data = root.with_file(manifest, lambda fd: read_range(fd, 0, MAX_DOCUMENT_BYTES))
+        return check_attempt_id(msgspec.json.decode(data, type=_Shown).attempt)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return ""
+    except OSError as exc:
+        is_known = isinstance(exc, CkptError) and not isinstance(exc, TransientStoreError)
+        if exc.errno in _ABSENT or is_known:
+            return ""
+        raise
+
+
 def _read_pointer(parent_fd: int, name: str) -> tuple[PointerKind, str] | None:
     mode = os.stat(name, dir_fd=parent_fd, follow_symlinks=False).st_mode
     if stat.S_ISLNK(mode):
@@ -298,7 +303,7 @@ def _read_pointer(parent_fd: int, name: str) -> tuple[PointerKind, str] | None:
     return PointerKind.TEXT, data.decode("utf-8", "surrogateescape")
 
 
-def _remove_build(name: str, attempt_fd: int) -> None:
+def remove_moved(name: str, attempt_fd: int) -> None:
     """Remove a tree that wasn't needed, under another name.
 
     A slow publisher, or a rename whose reply was lost, must not put one in place that is half gone.

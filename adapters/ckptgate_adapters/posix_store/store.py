@@ -14,13 +14,14 @@ from ckptgate_adapters.posix_store.data import PosixData
 from ckptgate_adapters.posix_store.plain import PosixPlain
 from ckptgate_adapters.posix_store.probing import probe
 from ckptgate_adapters.posix_store.publication import PosixPublication
+from ckptgate_adapters.posix_store.reclaim import PosixReclaim
 from ckptgate_adapters.posix_store.records import PosixRecords
 from ckptgate_adapters.posix_store.root import StoreRoot
 
 __all__ = ["PosixStore"]
 
 
-class PosixStore(PosixRecords, PosixData, PosixPublication, PosixPlain):
+class PosixStore(PosixRecords, PosixData, PosixPublication, PosixPlain, PosixReclaim):
     """A store in the directory *root*, local or on a network file system.
 
     Nothing is touched until the first call; `probe` proves that the directory can be a store.

@@ -8,12 +8,18 @@ from typing import Any, Final
 
 from ckptgate.errors import MissingError
 from ckptgate.model.states import AttemptState, advance_attempt
-from ckptgate.ports.spool import AttemptRow, NodeRow
+from ckptgate.ports.spool import JOINING_META, WRITERS_META, AttemptRow, NodeRow
 from ckptgate_adapters.sqlite_spool.connection import Database
 from ckptgate_adapters.sqlite_spool.rows import ATTEMPTS, NODES
 
 __all__ = ["AttemptPart"]
 
+_DROP_BY_ATTEMPT: Final = (
+    "DELETE FROM rank_commits WHERE attempt = ?",
+    "DELETE FROM writer_ranks WHERE attempt = ?",
+    "DELETE FROM seen WHERE attempt = ?",
+    "DELETE FROM name_ops WHERE attempt = ?",
+)
 # By path: a directory's path is a prefix of what is in it, so parents come first.
 _TREE: Final = (
     "WITH RECURSIVE walk (path, ino) AS ("  # noqa: S608 - own columns
@@ -65,6 +71,14 @@ class AttemptPart:
             row = self._db.changed(sql, (*values, id), keeps=True)
             assert row is not None
             return self._db.keep(self._db.kept().attempts, id, ATTEMPTS.build(row))
+
+    def drop_attempt(self, id: int) -> None:
+        with self._db.transaction:
+            for sql in _DROP_BY_ATTEMPT:
+                self._db.run(sql, (id,))
+            for key in (WRITERS_META, JOINING_META):
+                self._db.run("DELETE FROM meta WHERE key = ?", (key.format(attempt=id),))
+            self._db.run(ATTEMPTS.delete, (id,))
 
     def attempts(
         self,

@@ -18,6 +18,7 @@ from ckptgate.ports.spool import FileRow, LocalBytes, NodeRow
 from ckptgate_adapters.sqlite_spool.connection import Database
 from ckptgate_adapters.sqlite_spool.numbers import Numbers
 from ckptgate_adapters.sqlite_spool.rows import FILES, NODES
+from ckptgate_adapters.sqlite_spool.usage import Usage
 
 __all__ = ["DATA_DIR", "DATA_FANOUT", "FilePart"]
 
@@ -37,6 +38,12 @@ _COUNT_FILES: Final = (
     " WHERE ?2 = '' OR substr(f.key, 1, length(?2)) <> ?2 OR substr(f.key, 1, length(?3)) = ?3"
     " GROUP BY f.state"
 )
+_UNREFERENCED: Final = (
+    "SELECT f.file FROM files AS f"
+    " WHERE NOT EXISTS (SELECT 1 FROM nodes AS n WHERE n.file = f.file)"
+    " AND f.file NOT IN (SELECT h.file FROM handles AS h) ORDER BY f.file"
+)
+_BLOCK_BYTES: Final = 512
 _TREE_FILES: Final = (
     "WITH RECURSIVE walk (path, ino) AS ("  # noqa: S608 - own columns
     " SELECT m.name, m.ino FROM attempts AS a JOIN names AS m ON m.parent = a.root WHERE a.id = ?"
@@ -77,6 +84,7 @@ class FilePart:
 
     _db: Database
     _data: str
+    _usage: Usage
     _file_numbers: Numbers
 
     def add_file(
@@ -112,6 +120,8 @@ class FilePart:
             sql, values = FILES.update(changes)
             if "state" in changes:
                 advance_file(old.state, FileState(str(changes["state"])))
+            if "is_linked" in changes or "local" in changes:
+                self._usage.changed(self.data_path(file))
             row = self._db.changed(sql, (*values, file), keeps=True)
             assert row is not None
             return self._db.keep(self._db.kept().files, file, FILES.build(row))
@@ -152,23 +162,58 @@ class FilePart:
     def data_path(self, file: int) -> str:
         return f"{self._data}/{file % DATA_FANOUT:02x}/{file}"
 
-    def drop_orphans(self) -> int:
-        """Remove spool files without a row, left by a crash; returns how many.
+    def unreferenced_files(self) -> list[int]:
+        return [row[0] for row in self._db.all(_UNREFERENCED)]
 
-        Only for a process that holds the spool's lock, before anybody else has the spool open:
-        whoever stages a file makes it before its row is committed.
-        """
+    def allocated(self) -> int:
+        opened = self._db.all("SELECT DISTINCT file FROM handles")
+        database = self._db.path
+        return self._usage.count(
+            [self.data_path(row[0]) for row in opened], [database, f"{database}-wal"]
+        )
+
+    def stray_files(self) -> list[tuple[str, int]]:
         known = {row[0] for row in self._db.all("SELECT file FROM files")}
-        count = 0
+        found: list[tuple[str, int]] = []
         for directory in range(DATA_FANOUT):
-            with os.scandir(f"{self._data}/{directory:02x}") as found:
-                for entry in found:
-                    if not entry.name.isdecimal() or int(entry.name) not in known:
-                        _remove(entry.path)
-                        count += 1
+            with os.scandir(f"{self._data}/{directory:02x}") as entries:
+                paths = [entry.path for entry in entries if not _is_known(entry.name, known)]
+            for path in paths:
+                with contextlib.suppress(FileNotFoundError):
+                    seen = os.stat(path, follow_symlinks=False)
+                    found.append((path, seen.st_blocks * _BLOCK_BYTES))
+        return found
+
+    def drop_stray(self, path: str) -> bool:
+        """See `ports.spool.Files.drop_stray`.
+
+        A file that is made before its row is committed is made in that row's transaction, for
+        whose end this one waits.
+        """
+        name = os.path.basename(path)
+        if os.path.dirname(os.path.dirname(path)) != self._data:
+            return False
+        with self._db.transaction:
+            if name.isdecimal() and self.file(int(name)) is not None:
+                return False
+            _remove(path)
+        return True
+
+    def drop_orphans(self) -> int:
+        strays = self.stray_files()
+        for path, _ in strays:
+            _remove(path)
+        rows = self.unreferenced_files()
+        for file in rows:
+            self.drop_file(file)
+        count = len(strays) + len(rows)
         if count:
             _log.info("orphans-removed spool=%s count=%d", self._data, count)
         return count
+
+
+def _is_known(name: str, known: set[int]) -> bool:
+    return name.isdecimal() and int(name) in known
 
 
 def _missing(file: int) -> MissingError:

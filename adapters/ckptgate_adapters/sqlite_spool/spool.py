@@ -22,7 +22,7 @@ from ckptgate_adapters.sqlite_spool.attempts import AttemptPart
 from ckptgate_adapters.sqlite_spool.connection import BUSY_TIMEOUT_S, Database, connect
 from ckptgate_adapters.sqlite_spool.durability import Durability
 from ckptgate_adapters.sqlite_spool.failures import from_os, from_sqlite
-from ckptgate_adapters.sqlite_spool.files import DATA_DIR, FilePart
+from ckptgate_adapters.sqlite_spool.files import DATA_DIR, DATA_FANOUT, FilePart
 from ckptgate_adapters.sqlite_spool.generation import Generation
 from ckptgate_adapters.sqlite_spool.handles import HandlePart
 from ckptgate_adapters.sqlite_spool.nodes import NodePart
@@ -30,6 +30,7 @@ from ckptgate_adapters.sqlite_spool.numbers import NEXT_FILE, NEXT_HANDLE, NEXT_
 from ckptgate_adapters.sqlite_spool.place import check_local, check_unused, find_database, prepare
 from ckptgate_adapters.sqlite_spool.rows import NODES
 from ckptgate_adapters.sqlite_spool.settings import SettingsPart, TransactionPart
+from ckptgate_adapters.sqlite_spool.usage import Usage
 from ckptgate_adapters.sqlite_spool.waiting import WaitingPart
 
 __all__ = ["SqliteSpool", "make_member_id"]
@@ -55,6 +56,7 @@ class SqliteSpool(
         self._path = path
         self._data = os.path.join(path, DATA_DIR)
         self._db = database
+        self._usage = Usage(f"{self._data}/{number:02x}" for number in range(DATA_FANOUT))
         self._durability = Durability(database.path)
         self._node_numbers = Numbers(database, NEXT_NODE)
         self._file_numbers = Numbers(database, NEXT_FILE)

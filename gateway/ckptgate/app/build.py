@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 
 from ckptgate.app.config import Config
+from ckptgate.app.units import parse_seconds
 from ckptgate.engine.catalog import StoreCatalog
 from ckptgate.engine.events import Events
 from ckptgate.engine.membership import Membership
@@ -84,6 +85,10 @@ def publisher_settings(config: Config) -> PublisherSettings:
         idle_interval_s=commit.idle_interval_s,
         spool_free_min_share=config.room.free_min_share,
         spool_free_target_share=config.room.free_target_share,
+        spool_max_bytes=config.room.spool_max_bytes,
+        reclaim_grace_s=parse_seconds(config.reclaim.grace),
+        keep_aborted_s=parse_seconds(config.reclaim.keep_aborted),
+        lost_after_s=parse_seconds(config.reclaim.lost_after),
         verify=VerifyMode(config.verify) if config.verify else None,
         patterns=config.names.patterns(),
     )
@@ -129,5 +134,6 @@ def build_vfs(parts: Parts, invalidations: Invalidations) -> Vfs:
             default_job_key=config.job,
             decision_wait_s=config.commit.decision_wait_s,
             resume_wait_s=config.commit.resume_wait_s,
+            spool_max_bytes=config.room.spool_max_bytes,
         ),
     )

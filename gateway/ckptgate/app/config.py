@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from ckptgate.app.units import parse_bytes, parse_seconds
 from ckptgate.errors import ConfigError, UsageError
 from ckptgate.model.kinds import DEFAULT_PATTERNS, NamePatterns
 
@@ -23,6 +24,7 @@ __all__ = [
     "Config",
     "ConfigFile",
     "NamesSection",
+    "ReclaimSection",
     "RoomSection",
     "default_spool",
     "load_config_file",
@@ -33,6 +35,7 @@ __all__ = [
 ]
 
 MAX_CONFIG_BYTES: Final = 1 << 20
+SPOOL_BYTES_MIN: Final = 1 << 20
 _LOG_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 SYSTEM_DIRECTORY: Final = "/run/ckptgate"
 """Where root's running mounts are listed, for everybody to see."""
@@ -96,19 +99,52 @@ class RoomSection(_Strict, frozen=True, kw_only=True):
     Attributes:
         free_min_share: below it, local copies of published checkpoints are given up; 0 for never.
         free_target_share: until so much is free again.
+        spool_max: how much the spool itself may take (`500GiB`), "" for as much as there is: above
+            it the same copies are given up, and where none is left new files are refused.
     """
 
     free_min_share: float = 0.25
     free_target_share: float = 0.4
+    spool_max: str = ""
+
+    @property
+    def spool_max_bytes(self) -> int:
+        """Bytes, 0 for no limit."""
+        return parse_bytes(self.spool_max) if self.spool_max else 0
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
+        if self.spool_max and self.spool_max_bytes < SPOOL_BYTES_MIN:
+            msg = f"room.spool_max is less than {SPOOL_BYTES_MIN} bytes"
+            raise ValueError(msg)
+        for name in ("free_min_share", "free_target_share"):
             if not 0 <= getattr(self, name) < 1:
                 msg = f"room.{name} is not in 0 <= x < 1"
                 raise ValueError(msg)
         if self.free_min_share > self.free_target_share:
             msg = "room.free_min_share is more than room.free_target_share"
             raise ValueError(msg)
+
+
+class ReclaimSection(_Strict, frozen=True, kw_only=True):
+    """`[reclaim]`: how long what is dead is kept, as durations (`24h`, `7d`, `forever`).
+
+    Attributes:
+        grace: what is replaced, deleted, aborted, or was never finished.
+        keep_aborted: in the spool, the files of what was aborted or abandoned; at least the grace.
+        lost_after: an attempt that nobody sealed and that nothing comes to any more is aborted.
+    """
+
+    grace: str = "24h"
+    keep_aborted: str = "7d"
+    lost_after: str = "7d"
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            try:
+                parse_seconds(getattr(self, name))
+            except ValueError as exc:
+                msg = f"reclaim.{name}: {exc}"
+                raise ValueError(msg) from exc
 
 
 class ConfigFile(_Strict, frozen=True, kw_only=True):
@@ -121,7 +157,7 @@ class ConfigFile(_Strict, frozen=True, kw_only=True):
         passthrough: let the kernel read and write staged files itself where it can.
         verify: `size` or `readback`; "" chooses by the store's file system.
         log_level: of the daemon.
-        commit, names, room: see there.
+        commit, names, room, reclaim: see there.
     """
 
     store: str = ""
@@ -133,6 +169,15 @@ class ConfigFile(_Strict, frozen=True, kw_only=True):
     commit: CommitSection = CommitSection()
     names: NamesSection = NamesSection()
     room: RoomSection = RoomSection()
+    reclaim: ReclaimSection = ReclaimSection()
+
+
+_SECTIONS: Final[dict[str, type[_Strict]]] = {
+    "commit": CommitSection,
+    "names": NamesSection,
+    "room": RoomSection,
+    "reclaim": ReclaimSection,
+}
 
 
 class Config(ConfigFile, frozen=True, kw_only=True):
@@ -162,10 +207,10 @@ def load_config_file(path: str) -> ConfigFile:
 
 def _all_keys() -> list[str]:
     """Every key of the file, those of sections with the section's name."""
-    keys = [key for key in ConfigFile.__struct_fields__ if key not in {"commit", "names", "room"}]
-    keys += [f"commit.{key}" for key in CommitSection.__struct_fields__]
-    keys += [f"names.{key}" for key in NamesSection.__struct_fields__]
-    return keys + [f"room.{key}" for key in RoomSection.__struct_fields__]
+    keys = [key for key in ConfigFile.__struct_fields__ if key not in _SECTIONS]
+    for name, section in _SECTIONS.items():
+        keys += [f"{name}.{key}" for key in section.__struct_fields__]
+    return keys
 
 
 def store_path(store: str) -> str:
@@ -205,7 +250,9 @@ def default_spool(store: str, mountpoint: str) -> str:
     return os.path.join(state_directory(), "spool-" + hashlib.sha256(identity).hexdigest()[:16])
 
 
-def make_config(file: ConfigFile, *, store: str, mountpoint: str, spool: str) -> Config:
+def make_config(
+    file: ConfigFile, *, store: str, mountpoint: str, spool: str, spool_max: str = ""
+) -> Config:
     """The whole configuration; arguments that aren't "" win over the file.
 
     Raises:
@@ -231,7 +278,21 @@ def make_config(file: ConfigFile, *, store: str, mountpoint: str, spool: str) ->
         raise ConfigError(msg, subject="verify")
     values = {name: getattr(file, name) for name in ConfigFile.__struct_fields__}
     values.update(store=root, spool=staged, mountpoint=where)
+    if spool_max:
+        values["room"] = _with_limit(file.room, spool_max)
     return Config(**values)
+
+
+def _with_limit(room: RoomSection, spool_max: str) -> RoomSection:
+    try:
+        return RoomSection(
+            free_min_share=room.free_min_share,
+            free_target_share=room.free_target_share,
+            spool_max=spool_max,
+        )
+    except ValueError as exc:
+        msg = f"--spool-max: {exc}"
+        raise UsageError(msg, subject=spool_max, hint="ckptgate mount --spool-max 500GiB") from exc
 
 
 def _check_apart(**paths: str) -> None:

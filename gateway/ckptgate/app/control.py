@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any, Final
 
 from ckptgate.app.build import Parts
 from ckptgate.engine.publisher import Publisher
 from ckptgate.engine.status import status
 from ckptgate.errors import MissingError, RefusedError, UsageError
+from ckptgate.model.entries import Entry, Pin
+from ckptgate.model.rules import RunState
 from ckptgate.model.states import AttemptState
 from ckptgate.ports.explicit import record_explicit_commit
 from ckptgate.ports.spool import AttemptRow, PendingKind
@@ -21,7 +24,7 @@ _DRAIN_TIMEOUT_S: Final = 30.0
 
 
 class Control:
-    """Answers `status`, `commit`, `abort`, `state`, `drain`."""
+    """Answers what the command line asks of the daemon."""
 
     def __init__(self, parts: Parts, publisher: Publisher) -> None:
         self._parts = parts
@@ -35,6 +38,8 @@ class Control:
             "abort": self._abort,
             "state": self._state,
             "drain": self._drain,
+            "gc": self._gc,
+            "pin": self._pin,
         }
 
     def wake(self) -> None:
@@ -141,6 +146,39 @@ class Control:
             "reason": row.reason,
             "missing": list(row.missing),
         }
+
+    def _gc(self, request: dict[str, Any]) -> Any:
+        run, grace_s = request.get("run"), request.get("grace_s")
+        if run is not None and not self._parts.logs.get(str(run)).refresh().length:
+            msg = f"{run!r} is not a run: nothing was ever decided in it"
+            raise MissingError(msg, subject=str(run), hint="name the directory of the checkpoints")
+        found = self._publisher.sweep(
+            None if run is None else str(run),
+            grace_s=None if grace_s is None else float(grace_s),
+            is_dry=bool(request.get("dry_run")),
+        )
+        self.wake()
+        return {
+            "dry_run": bool(request.get("dry_run")),
+            "files": sum(item.count for item in found),
+            "bytes": sum(item.size for item in found),
+            "removed": [asdict(item) for item in found],
+        }
+
+    def _pin(self, request: dict[str, Any]) -> Any:
+        run, name = str(request["run"]), str(request["name"])
+        is_on, reason = bool(request["is_on"]), str(request.get("reason") or "")
+
+        def decide(state: RunState) -> Entry | None:
+            if name not in state.current:
+                msg = f"no committed checkpoint {name!r} in the run {run or '/'!r}"
+                raise MissingError(msg, subject=name, hint="ckptgate ls RUN")
+            if (name in state.pins) is is_on:
+                return None
+            return Pin(name=name, is_on=is_on, reason=reason)
+
+        self._parts.logs.get(run).append(decide)
+        return {"run": run, "name": name, "is_pinned": is_on}
 
     def _drain(self, request: dict[str, Any]) -> Any:
         self.drain_timeout_s = float(request["timeout_s"])

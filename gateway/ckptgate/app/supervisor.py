@@ -115,6 +115,7 @@ class Supervisor:
         ).close()
         with SpoolLock(config.spool, mountpoint=config.mountpoint), self._signals() as signal_fd:
             self._write_config()
+            self._drop_left_over()
             device = mount(config.mountpoint, MountOptions(fsname=config.store))
             try:
                 self._supervise(device, signal_fd, ready_fd)
@@ -124,6 +125,15 @@ class Supervisor:
                 os.close(device)
                 if is_mounted(config.mountpoint):
                     end_session(config.mountpoint)
+
+    def _drop_left_over(self) -> None:
+        """What a crash left in the spool; nobody else has it open now."""
+        spool = SqliteSpool.attach(self._config.spool)
+        try:
+            spool.clear_handles()
+            spool.drop_orphans()
+        finally:
+            spool.close()
 
     def _write_config(self) -> None:
         path = os.path.join(self._config.spool, CONFIG_FILE)

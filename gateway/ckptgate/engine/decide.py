@@ -308,13 +308,15 @@ class Decider:
         members: dict[str, Member],
     ) -> None:
         run, attempt = case.key
-        data = encode(self._manifest(case, verdict, votes, members))
+        manifest = self._manifest(case, verdict, votes, members)
+        data = encode(manifest)
         digest = digest_of(data)
         self._store.create(manifest_key(run, attempt, digest), data)
         entry = Commit(
             attempt=attempt,
             name=case.view.name,
             manifest=digest,
+            base=manifest.base,
             pointers=self._pointers(case, votes),
         )
 
@@ -324,7 +326,8 @@ class Decider:
             try:
                 state.check(entry)
             except RefusedError as exc:
-                # A newer seal of that name was committed meanwhile: it stays the newest.
+                # A newer seal of that name was committed meanwhile: it stays the newest. Or what it
+                # revises is being removed.
                 return Abort(attempt=attempt, reason=f"superseded: {exc}")
             return entry
 

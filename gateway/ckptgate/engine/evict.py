@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from ckptgate.engine.fetch import drop_copy
 from ckptgate.engine.node import Node
 from ckptgate.errors import CkptError
 from ckptgate.model.states import AttemptState, FileState
-from ckptgate.ports.spool import AttemptRow, FileRow, LocalBytes
+from ckptgate.ports.spool import ROOM_META, AttemptRow, FileRow, LocalBytes, SpoolRoom
 
 __all__ = ["Evictor", "Room", "room_of"]
 
@@ -30,6 +32,8 @@ _PAUSE_FACTOR: Final = 20
 """A look at very many files takes its time: it is done less often then."""
 _LOG_AGE_MAX_S: Final = 10.0
 _BLOCK_BYTES: Final = 512
+_COUNT_SHARE: Final = 0.002
+"""By how much of its limit the spool must grow until that is written down."""
 _DECIDED: Final = (AttemptState.REPLACED, AttemptState.COMMITTED)
 """Whose copies may go, in this order."""
 
@@ -53,7 +57,7 @@ def room_of(path: str) -> Room:
 
 
 class Evictor:
-    """Gives up local copies of published files when the spool's disk gets short."""
+    """Gives up local copies of published files when the spool's disk or its limit gets short."""
 
     def __init__(self, node: Node, *, room: Callable[[str], Room] = room_of) -> None:
         self._spool = node.spool
@@ -63,6 +67,9 @@ class Evictor:
         self._settings = node.settings
         self._room = room
         self._due_at: float | None = None
+        if not self._settings.spool_max_bytes:
+            # Of an earlier mount that had a limit.
+            self._spool.drop_meta(ROOM_META)
 
     def step(self) -> bool:
         """Make room if it is short, at most once a second; True if any was made."""
@@ -70,26 +77,59 @@ class Evictor:
         if self._due_at is not None and began_s < self._due_at:
             return False
         self._due_at = began_s + _INTERVAL_S
-        room = self._room(self._spool.path)
-        if room.free >= room.total * self._settings.spool_free_min_share:
-            return False
-        wanted = room.total * self._settings.spool_free_target_share - room.free
+        disk, own = self._room(self._spool.path), self._own_room()
+        wanted = max(self._wanted(disk), self._wanted(own))
         count = freed = 0
-        for file in self._candidates():
+        for file in self._candidates() if wanted > 0 else ():
             if freed >= wanted:
                 break
             won = self._drop(file)
             count += won > 0
             freed += won
+        if own.total:
+            self._keep_count(own, freed)
         took_s = self._clock.monotonic() - began_s
         self._due_at = began_s + max(_INTERVAL_S, _PAUSE_FACTOR * took_s)
         if count:
             detail = (
-                f"{count} published files, {freed} bytes: {room.free} of {room.total} bytes of "
-                "the spool's disk were free; they are read from the store again"
+                f"{count} published files, {freed} bytes: {disk.free} of {disk.total} bytes of "
+                f"the spool's disk were free{_of_limit(own)}; they are read from the store again"
             )
             self._events.record("evicted", self._spool.path, detail)
         return count > 0
+
+    def _wanted(self, room: Room) -> float:
+        """Bytes that are to be won, 0 if there is room enough."""
+        if room.free >= room.total * self._settings.spool_free_min_share:
+            return 0
+        return room.total * self._settings.spool_free_target_share - room.free
+
+    def _own_room(self) -> Room:
+        """What is left of the spool's limit, as if it were a disk of that size."""
+        limit = self._settings.spool_max_bytes
+        return Room(total=limit, free=limit - self._spool.allocated()) if limit else Room(0, 0)
+
+    def _keep_count(self, own: Room, freed: int) -> None:
+        """Tell the mount what is used, and whether new files can be taken; say so once."""
+        before = SpoolRoom.parse(self._spool.get_meta(ROOM_META))
+        used = own.total - own.free - freed
+        now = SpoolRoom(
+            used=used, limit=own.total, evicted=before.evicted + freed, is_full=used >= own.total
+        )
+        is_moved = abs(now.used - before.used) > own.total * _COUNT_SHARE
+        is_other = (now.is_full, now.limit) != (before.is_full, before.limit)
+        if not is_other and not is_moved and not freed:
+            return
+        self._spool.set_meta(ROOM_META, msgspec.json.encode(now).decode())
+        if now.is_full and not before.is_full:
+            detail = (
+                f"{used} of {own.total} bytes (room.spool_max) are taken by what is not published "
+                "yet: new files are refused until it is"
+            )
+            self._events.record("spool-full", self._spool.path, detail)
+        elif before.is_full and not now.is_full:
+            detail = f"{used} of {own.total} bytes (room.spool_max): new files are taken again"
+            self._events.record("spool-room", self._spool.path, detail)
 
     def _candidates(self) -> Iterator[FileRow]:
         """Files whose local copy may go, the first to go first."""
@@ -139,6 +179,10 @@ class Evictor:
                 return 0
             drop_copy(self._spool, row)
             return stat.st_blocks * _BLOCK_BYTES
+
+
+def _of_limit(own: Room) -> str:
+    return f", {own.total - own.free} of {own.total} (room.spool_max) used" if own.total else ""
 
 
 def _is_copy(file: FileRow) -> bool:

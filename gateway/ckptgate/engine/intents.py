@@ -22,7 +22,7 @@ from ckptgate.model.jobkey import OUTSIDE, JobKey
 from ckptgate.model.layout import intent_key
 from ckptgate.model.rules import AttemptPhase, RunState
 from ckptgate.ports.clock import Clock, Ids
-from ckptgate.ports.spool import AttemptRow, Spool
+from ckptgate.ports.spool import JOINING_META, AttemptRow, Spool
 from ckptgate.ports.store import Records
 
 __all__ = ["Intents", "parse_key"]
@@ -260,7 +260,7 @@ def parse_key(text: str) -> JobKey:
 
 
 def _meta_key(row: AttemptRow) -> str:
-    return f"joining-{row.id}"
+    return JOINING_META.format(attempt=row.id)
 
 
 def _sealed_as(state: RunState, name: str) -> list[str]:

@@ -23,6 +23,7 @@ from ckptgate.model.closure import ExpectedSet, Missing, closure, merge_votes
 from ckptgate.model.documents import EntryType, FileEntry, Member, Vote
 from ckptgate.model.entries import SealEvent
 from ckptgate.model.layout import full_key
+from ckptgate.model.merge import foreign_bytes
 from ckptgate.model.rules import RunState
 from ckptgate.ports.store import Store
 
@@ -128,7 +129,11 @@ class Judge:
             TransientStoreError: the store did not answer.
             IntegrityError: the run's log or a manifest in it is damaged.
         """
-        base = self._base(run, votes)
+        revised = next((vote.base for vote in votes.values() if vote.base), "")
+        if revised and self._is_reclaimed(run, revised):
+            gone = Missing(f"the checkpoint that it revises: {revised} was removed from the store")
+            return Verdict(entries=(), missing=(gone,), format_name="", world_size=None)
+        base = self._base(run, revised)
         entries, _ = merge_votes(votes, base)
         known = self._what_format(run, attempt, entries, votes)
         previous = None
@@ -145,6 +150,7 @@ class Judge:
         )
         if known.problem is not None:
             missing = (*missing, known.problem)
+        missing = (*missing, *foreign_bytes(attempt, entries, base))
         expected = known.expected
         return Verdict(
             entries=entries,
@@ -153,9 +159,15 @@ class Judge:
             world_size=expected.world_size if expected else None,
         )
 
-    def _base(self, run: str, votes: Mapping[str, Vote]) -> tuple[FileEntry, ...]:
+    def _is_reclaimed(self, run: str, attempt: str) -> bool:
+        def judge(state: RunState) -> bool:
+            view = state.attempts.get(attempt)
+            return view is not None and view.is_reclaimed
+
+        return self._logs.get(run).look(judge)
+
+    def _base(self, run: str, attempt: str) -> tuple[FileEntry, ...]:
         """The entries of the checkpoint that the votes are a revision of."""
-        attempt = next((vote.base for vote in votes.values() if vote.base), "")
         if not attempt:
             return ()
         key = (run, attempt)

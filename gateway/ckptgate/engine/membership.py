@@ -234,7 +234,11 @@ class Membership:
         if row.state not in _UNDECIDED or not row.attempt:
             return row
         view = self._logs.get(row.run).look(lambda state: state.attempts.get(row.attempt))
-        if view is None or view.state is not AttemptPhase.COMMITTED or not self._has_own_files(row):
+        if view is None or view.state is not AttemptPhase.COMMITTED:
+            return row
+        if view.is_reclaimed:
+            return self._take_reclaimed(row)
+        if not self._has_own_files(row):
             return row
         manifest = load_manifest(self._store, row.run, row.attempt, view.manifest)
         if self._member in manifest.members:
@@ -243,6 +247,15 @@ class Membership:
             f"{self._member} registered or voted after {row.attempt} was closed: "
             "its files are not in the committed checkpoint; they stay in the spool"
         )
+        self._events.record("late-member", f"{row.run}/{row.attempt}", reason)
+        return self._spool.update_attempt(row.id, state=AttemptState.ABORTED, reason=reason)
+
+    def _take_reclaimed(self, row: AttemptRow) -> AttemptRow:
+        """Committed, replaced and removed from the store while this node was away.
+
+        Whether this member's files were in it can't be told any more: they stay as evidence.
+        """
+        reason = f"{row.attempt} was committed by others, replaced since, and removed"
         self._events.record("late-member", f"{row.run}/{row.attempt}", reason)
         return self._spool.update_attempt(row.id, state=AttemptState.ABORTED, reason=reason)
 

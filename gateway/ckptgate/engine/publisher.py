@@ -3,7 +3,7 @@
 It owns the rule that one failing attempt, run or file never stops the others, and that no step
 depends on a variable: a new publisher on the same spool goes on where the old one was.
 
-Thread rule: `step` and `run` belong to one thread; `request_abort` may come from any.
+Thread rule: `step` and `run` belong to one thread; `request_abort` and `sweep` may come from any.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from ckptgate.engine.membership import Membership
 from ckptgate.engine.mirror import Mirror
 from ckptgate.engine.node import Node
 from ckptgate.engine.publish import Publication
+from ckptgate.engine.reclaimer import Reclaimer
 from ckptgate.engine.runlog import RunLog, RunLogs
 from ckptgate.engine.seals import Sealer
 from ckptgate.engine.settings import PublisherSettings
+from ckptgate.engine.sightings import Reclaimed
 from ckptgate.engine.staging import Stager
 from ckptgate.engine.uploads import Uploader
 from ckptgate.engine.votes import Voter
@@ -90,6 +92,7 @@ class Publisher:
         self._publication = Publication(node, voter=self._voter)
         self._mirror = Mirror(node)
         self._evictor = Evictor(node)
+        self._reclaimer = Reclaimer(node, self._runs)
         self._backoff: Backoff[str] = Backoff(clock, settings.retry_first_s, settings.retry_max_s)
         self._said: dict[str, str] = {}
         self._followed_at: dict[str, float] = {}
@@ -106,7 +109,8 @@ class Publisher:
         self._is_busy = False
         for run in self._runs():
             did = self._guard_all(f"run {run or '/'}", partial(self._step_run, run)) or did
-        return self._guard_all("room", self._evictor.step) or did
+        did = self._guard_all("room", self._evictor.step) or did
+        return self._guard_all("reclaiming", self._reclaimer.step) or did
 
     def run(self, stop: threading.Event, wait: Callable[[float], object]) -> None:
         """Step until *stop* is set; *wait* sleeps up to that many seconds, less when woken."""
@@ -143,6 +147,12 @@ class Publisher:
     def request_abort(self, attempt_id: int, reason: str) -> None:
         """Give an undecided attempt of this spool up for good; see `Decider.request_abort`."""
         self._decider.request_abort(attempt_id, reason)
+
+    def sweep(
+        self, run: str | None, *, grace_s: float | None = None, is_dry: bool = False
+    ) -> list[Reclaimed]:
+        """Remove now what nothing refers to any more; see `Reclaimer.sweep`. Any thread."""
+        return self._reclaimer.sweep(run, grace_s=grace_s, is_dry=is_dry)
 
     def _undecided(self) -> list[AttemptRow]:
         return self._spool.attempts(states=_UNDECIDED)

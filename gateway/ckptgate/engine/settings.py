@@ -33,6 +33,11 @@ class PublisherSettings:
         spool_free_min_share: below this share of free room on the spool's file system local copies
             of what is published are given up.
         spool_free_target_share: until so much is free again.
+        spool_max_bytes: what the spool may take, 0 for no limit; the shares count for it, too.
+        reclaim_grace_s: how long what is dead (replaced, retired, aborted, unfinished) is kept.
+        keep_aborted_s: how long the spool keeps bytes of aborted and abandoned attempts, at least
+            the grace.
+        lost_after_s: an attempt that nobody sealed and that nothing comes to any more is aborted.
         verify: how the store's bytes are proved; None takes the store's default.
         patterns: kinds of names.
     """
@@ -54,5 +59,9 @@ class PublisherSettings:
     upload_tries_max: int = 3
     spool_free_min_share: float = 0.25
     spool_free_target_share: float = 0.4
+    spool_max_bytes: int = 0
+    reclaim_grace_s: float = 24 * 3600.0
+    keep_aborted_s: float = 7 * 24 * 3600.0
+    lost_after_s: float = 7 * 24 * 3600.0
     verify: VerifyMode | None = None
     patterns: NamePatterns = DEFAULT_PATTERNS

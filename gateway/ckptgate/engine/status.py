@@ -12,12 +12,21 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+import msgspec
+
 from ckptgate.engine.events import Event, Events
 from ckptgate.engine.membership import Membership
 from ckptgate.engine.runlog import RunLog, RunLogs
 from ckptgate.model.rules import RunState
 from ckptgate.model.states import AttemptState, FileState
-from ckptgate.ports.spool import WRITERS_META, AttemptRow, PendingKind, Spool
+from ckptgate.ports.spool import (
+    ROOM_META,
+    WRITERS_META,
+    AttemptRow,
+    PendingKind,
+    Spool,
+    SpoolRoom,
+)
 
 __all__ = ["AttemptStatus", "QueueStatus", "RunStatus", "StatusReport", "status"]
 
@@ -107,6 +116,7 @@ class StatusReport:
     attempts: tuple[AttemptStatus, ...]
     runs: tuple[RunStatus, ...]
     queue: QueueStatus
+    room: SpoolRoom
     events: tuple[Event, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -115,6 +125,7 @@ class StatusReport:
             "attempts": [_plain(asdict(attempt)) for attempt in self.attempts],
             "runs": [_plain(asdict(run)) for run in self.runs],
             "queue": asdict(self.queue),
+            "room": msgspec.to_builtins(self.room),
             "events": [
                 {"at": e.at, "kind": e.kind, "subject": e.subject, "detail": e.detail}
                 for e in self.events
@@ -156,6 +167,7 @@ def status(
             tombstones=len(spool.tombstones()),
             name_ops=sum(len(spool.name_ops(row.id)) for row in shown),
         ),
+        room=SpoolRoom.parse(spool.get_meta(ROOM_META)),
         events=tuple(events.recent(EVENTS_MAX)),
     )
 

@@ -167,6 +167,9 @@ class Uploader:
                 row = self._spool.file(file.row.file)
                 if row is None or not _is_still(row, file.row):
                     continue
+                if all(n.attempt != attempt.id for n in self._spool.nodes_of_file(row.file)):
+                    # Moved into another checkpoint meanwhile: it has to be stored with that.
+                    continue
                 self._spool.update_file(
                     row.file,
                     state=FileState.STORED,

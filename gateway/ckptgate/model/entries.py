@@ -21,6 +21,7 @@ __all__ = [
     "Point",
     "Published",
     "Quarantine",
+    "Reclaim",
     "Retire",
     "Seal",
     "SealEvent",
@@ -76,15 +77,26 @@ class Close(Document, frozen=True, kw_only=True, tag="CLOSE"):
 
 
 class Commit(Document, frozen=True, kw_only=True, tag="COMMIT"):
-    """The checkpoint consists of exactly this manifest, for ever."""
+    """The checkpoint consists of exactly this manifest, for ever.
+
+    Attributes:
+        attempt: which one.
+        name: the checkpoint.
+        manifest: digest of its manifest.
+        base: the attempt that it is a revision of, whose bytes its manifest may name; "" for none.
+        pointers: that moved with it.
+    """
 
     attempt: str
     name: str
     manifest: str
+    base: str = ""
     pointers: tuple[PointerValue, ...] = ()
 
     def __post_init__(self) -> None:
         check_attempt_id(self.attempt)
+        if self.base:
+            check_attempt_id(self.base)
         check_checkpoint_name(self.name)
         check_digest(self.manifest)
 
@@ -127,6 +139,24 @@ class Retire(Document, frozen=True, kw_only=True, tag="RETIRE"):
         check_attempt_id(self.attempt)
 
 
+class Reclaim(Document, frozen=True, kw_only=True, tag="RECLAIM"):
+    """From here on the bytes of these attempts are being removed from the store.
+
+    Nothing that is committed after it may be a revision of one of them.
+
+    Attributes:
+        attempts: committed once, and replaced or retired since.
+        reason: one line for people.
+    """
+
+    attempts: tuple[str, ...]
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        for attempt in self.attempts:
+            check_attempt_id(attempt)
+
+
 class Point(Document, frozen=True, kw_only=True, tag="POINT"):
     """A pointer is set by decision, not by a COMMIT; the only way for it to go back."""
 
@@ -139,6 +169,7 @@ class Pin(Document, frozen=True, kw_only=True, tag="PIN"):
 
     name: str
     is_on: bool = True
+    reason: str = ""
 
     def __post_init__(self) -> None:
         check_checkpoint_name(self.name)
@@ -163,7 +194,18 @@ class Quarantine(Document, frozen=True, kw_only=True, tag="QUARANTINE"):
 
 
 Entry: TypeAlias = (
-    Fence | Seal | Close | Commit | Abort | Published | Retire | Point | Pin | Hold | Quarantine
+    Fence
+    | Seal
+    | Close
+    | Commit
+    | Abort
+    | Published
+    | Retire
+    | Reclaim
+    | Point
+    | Pin
+    | Hold
+    | Quarantine
 )
 
 

@@ -25,6 +25,7 @@ from ckptgate.model.entries import (
     Point,
     Published,
     Quarantine,
+    Reclaim,
     Retire,
     Seal,
 )
@@ -67,6 +68,8 @@ class AttemptView:
         manifest: digest once committed, else "".
         reason, missing: of its ABORT.
         is_published: its PUBLISHED is in the log.
+        base: the attempt that it is a revision of, once committed; "" for none.
+        is_reclaimed: its bytes are being removed from the store, or are gone.
     """
 
     attempt: str
@@ -80,6 +83,8 @@ class AttemptView:
     reason: str = ""
     missing: tuple[str, ...] = ()
     is_published: bool = False
+    base: str = ""
+    is_reclaimed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,7 @@ class FoldedPointer:
 
 AttemptEntry: TypeAlias = Seal | Close | Commit | Abort | Published
 """Entries about one attempt."""
-NameEntry: TypeAlias = Retire | Point | Pin | Hold | Quarantine
+NameEntry: TypeAlias = Retire | Reclaim | Point | Pin | Hold | Quarantine
 """Entries about what is committed."""
 
 
@@ -194,7 +199,7 @@ class FoldedRun:
                 self.fences[entry.job_key] = entry.generation
             case Seal() | Close() | Commit() | Abort() | Published():
                 self._fold_attempt_entry(entry, index)
-            case Retire() | Point() | Pin() | Hold() | Quarantine():
+            case Retire() | Reclaim() | Point() | Pin() | Hold() | Quarantine():
                 self._fold_name_entry(entry, index)
 
     def _fold_attempt_entry(self, entry: AttemptEntry, index: int) -> None:
@@ -228,6 +233,7 @@ class FoldedRun:
             state=AttemptPhase.COMMITTED,
             decision_index=index,
             manifest=entry.manifest,
+            base=entry.base,
         )
         # Taken out first, so that `current` stays in the order of the COMMITs.
         self.current.pop(name, None)
@@ -260,6 +266,9 @@ class FoldedRun:
             case Retire():
                 self.retired[entry.name] = self.current.pop(entry.name)
                 self.quarantined.pop(entry.name, None)
+            case Reclaim():
+                for attempt in entry.attempts:
+                    self._change(attempt, is_reclaimed=True)
             case Point():
                 value = entry.pointer
                 if value.pointer != LATEST or value != _implied_latest(value.target):

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from ckptgate.model.documents import EntryType, FileEntry, Vote
 from ckptgate.model.ids import parents_of
-from ckptgate.model.layout import GATEWAY_DIR
+from ckptgate.model.layout import GATEWAY_DIR, chunk_table_key, data_key
 
-__all__ = ["Missing", "Voted", "merge", "merge_votes"]
+__all__ = ["Missing", "Voted", "foreign_bytes", "merge", "merge_votes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,28 @@ def merge(
     merged = tuple(chosen[path] for path in sorted(chosen))
     problems += _misplaced(merged, chosen)
     return merged, tuple(problems)
+
+
+def foreign_bytes(
+    attempt: str, entries: Iterable[FileEntry], base: Iterable[FileEntry]
+) -> tuple[Missing, ...]:
+    """Files whose bytes are neither the attempt's own nor those of the checkpoint that it revises.
+
+    Others may be removed from the store, whatever is committed.
+    """
+    own = data_key(attempt, "", "") + "/", chunk_table_key(attempt, "") + "/"
+    known = {key for entry in base for key in _keys_of(entry)}
+    return tuple(
+        Missing(f"bytes of its own for {entry.path!r}: they are those of {key!r}")
+        for entry in entries
+        for key in _keys_of(entry)
+        if key not in known and not key.startswith(own)
+    )
+
+
+def _keys_of(entry: FileEntry) -> tuple[str, ...]:
+    keys = (entry.key, "" if entry.chunks is None else entry.chunks.table)
+    return tuple(key for key in keys if key)
 
 
 def _is_kept(old: FileEntry, entry: FileEntry) -> bool:

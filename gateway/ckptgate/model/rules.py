@@ -23,6 +23,7 @@ from ckptgate.model.entries import (
     Point,
     Published,
     Quarantine,
+    Reclaim,
     Retire,
     Seal,
 )
@@ -59,7 +60,7 @@ class RunState(FoldedRun):
                 _check_fence(self, entry)
             case Seal() | Close() | Commit() | Abort() | Published():
                 _check_attempt_entry(self, entry)
-            case Retire() | Point() | Pin() | Hold() | Quarantine():
+            case Retire() | Reclaim() | Point() | Pin() | Hold() | Quarantine():
                 _check_name_entry(self, entry)
 
     def apply(self, record: LogRecord, digest: str) -> None:
@@ -155,6 +156,8 @@ def _check_commit(state: RunState, entry: Commit, view: AttemptView | None) -> N
     if state.is_superseded(entry.attempt):
         why = f"a newer seal of {entry.name!r} is committed: it must be aborted (superseded)"
         raise _refuse(entry, entry.attempt, why)
+    if entry.base:
+        _check_base(state, entry)
     seen: set[str] = set()
     for value in entry.pointers:
         if value.target != entry.name or value.pointer in seen:
@@ -162,6 +165,16 @@ def _check_commit(state: RunState, entry: Commit, view: AttemptView | None) -> N
             raise _refuse(entry, entry.attempt, why)
         seen.add(value.pointer)
         _check_pointer_name(state, entry, value.pointer)
+
+
+def _check_base(state: RunState, entry: Commit) -> None:
+    base = state.attempts.get(entry.base)
+    if base is None or base.state is not AttemptPhase.COMMITTED:
+        why = f"it is a revision of {entry.base!r}, which is not committed"
+        raise _refuse(entry, entry.attempt, why)
+    if base.is_reclaimed:
+        why = f"it is a revision of {entry.base!r}, whose bytes are being removed"
+        raise _refuse(entry, entry.attempt, why)
 
 
 def _check_pointer_name(state: RunState, entry: Entry, pointer: str) -> None:
@@ -175,6 +188,8 @@ def _check_name_entry(state: RunState, entry: NameEntry) -> None:
     match entry:
         case Retire():
             _check_retire(state, entry)
+        case Reclaim():
+            _check_reclaim(state, entry)
         case Point():
             _check_point(state, entry)
         case Pin():
@@ -215,9 +230,33 @@ def _check_retire(state: RunState, entry: Retire) -> None:
     for pointer, folded in state.pointers.items():
         if folded.value.target == name:
             raise _refuse(entry, name, f"the pointer {pointer!r} names it")
-    seal_index = state.attempts[entry.attempt].seal_index
+    if not _has_newer_good(state, state.attempts[entry.attempt].seal_index):
+        raise _refuse(entry, name, "no newer good checkpoint is committed")
+
+
+def _has_newer_good(state: RunState, seal_index: int) -> bool:
     # The newest stand at the end, so this ends at once for all but the newest.
-    for other, attempt in reversed(state.current.items()):
-        if other not in state.quarantined and state.attempts[attempt].seal_index > seal_index:
-            return
-    raise _refuse(entry, name, "no newer good checkpoint is committed")
+    return any(
+        name not in state.quarantined and state.attempts[attempt].seal_index > seal_index
+        for name, attempt in reversed(state.current.items())
+    )
+
+
+def _check_reclaim(state: RunState, entry: Reclaim) -> None:
+    if state.is_held:
+        raise _refuse(entry, "run", "the run is held")
+    if not entry.attempts or len(set(entry.attempts)) != len(entry.attempts):
+        raise _refuse(entry, "run", "it names no attempt, or one twice")
+    for attempt in entry.attempts:
+        view = state.attempts.get(attempt)
+        if view is None or view.state is not AttemptPhase.COMMITTED:
+            why = f"only what was committed is reclaimed, it is {_phase(view)}"
+            raise _refuse(entry, attempt, why)
+        if view.is_reclaimed:
+            raise _refuse(entry, attempt, "it already is reclaimed")
+        if state.current.get(view.name) == attempt:
+            raise _refuse(entry, attempt, f"it is what {view.name!r} is now")
+        if view.name in state.pins:
+            raise _refuse(entry, attempt, f"{view.name!r} is pinned")
+        if not _has_newer_good(state, view.seal_index):
+            raise _refuse(entry, attempt, "no newer good checkpoint is committed")

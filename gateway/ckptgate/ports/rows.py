@@ -5,11 +5,15 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+import msgspec
+
 from ckptgate.model.documents import Evidence
 from ckptgate.model.states import AttemptState, FileState
 
 __all__ = [
+    "JOINING_META",
     "NO_FILE",
+    "ROOM_META",
     "ROOT_INO",
     "SETTLED_META",
     "WRITERS_META",
@@ -24,6 +28,7 @@ __all__ = [
     "PendingRow",
     "PlainOpKind",
     "PlainOpRow",
+    "SpoolRoom",
     "TombstoneRow",
 ]
 
@@ -33,8 +38,36 @@ WRITERS_META = "writers.{attempt}"
 SETTLED_META = "settled.{run_ino}"
 """Setting with the length of a run's log that holds every pointer which was pending there before:
 who no longer finds the pending value must know at least that much of the log."""
+JOINING_META = "joining-{attempt}"
+"""Setting with the intent that the attempt with that row id is about to have in the store."""
+ROOM_META = "room"
+"""Setting with what the publisher last counted: a `SpoolRoom` as JSON."""
 NO_FILE = 0
 """Stands for the bytes of a handle whose file is only in the store; ids of files begin at 1."""
+
+
+class SpoolRoom(msgspec.Struct, frozen=True, kw_only=True):
+    """What the spool takes, as the publisher last counted it.
+
+    Attributes:
+        used: allocated bytes.
+        limit: what it may take, 0 for no limit.
+        evicted: bytes of published copies that were given up for room, ever.
+        is_full: it is at its limit, and no published copy is left to give up.
+    """
+
+    used: int = 0
+    limit: int = 0
+    evicted: int = 0
+    is_full: bool = False
+
+    @classmethod
+    def parse(cls, text: str | None) -> SpoolRoom:
+        """The setting's value; an empty one if there is none."""
+        try:
+            return msgspec.json.decode(text or "{}", type=cls)
+        except msgspec.MsgspecError:
+            return cls()
 
 
 class NodeKind(enum.StrEnum):

@@ -13,7 +13,9 @@ from typing import Protocol
 
 from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.rows import (
+    JOINING_META,
     NO_FILE,
+    ROOM_META,
     ROOT_INO,
     SETTLED_META,
     WRITERS_META,
@@ -28,11 +30,14 @@ from ckptgate.ports.rows import (
     PendingRow,
     PlainOpKind,
     PlainOpRow,
+    SpoolRoom,
     TombstoneRow,
 )
 
 __all__ = [
+    "JOINING_META",
     "NO_FILE",
+    "ROOM_META",
     "ROOT_INO",
     "SETTLED_META",
     "WRITERS_META",
@@ -48,6 +53,7 @@ __all__ = [
     "PlainOpKind",
     "PlainOpRow",
     "Spool",
+    "SpoolRoom",
     "TombstoneRow",
 ]
 
@@ -187,6 +193,32 @@ class Files(Protocol):
         ...
 
     def nodes_of_file(self, file: int) -> list[NodeRow]: ...
+    def unreferenced_files(self) -> list[int]:
+        """Files that no node and no handle has: a crash left them, or somebody is at them now."""
+        ...
+
+    def allocated(self) -> int:
+        """Bytes of its disk that the spool takes; cheap enough to be asked each second."""
+        ...
+
+    def stray_files(self) -> list[tuple[str, int]]:
+        """(path, allocated bytes) of spool files without a row.
+
+        Whoever stages a file may make it before its row is committed: see `drop_stray`.
+        """
+        ...
+
+    def drop_stray(self, path: str) -> bool:
+        """Remove a spool file unless it has a row by now; whether it was removed."""
+        ...
+
+    def drop_orphans(self) -> int:
+        """Remove spool files without a row, and rows that nothing refers to; returns how many.
+
+        Only for a process that holds the spool's lock, before anybody else has the spool open.
+        """
+        ...
+
     def data_path(self, file: int) -> str:
         """Path of its spool file (parent directories exist)."""
         ...
@@ -213,6 +245,10 @@ class Attempts(Protocol):
         states: Iterable[AttemptState] | None = None,
     ) -> list[AttemptRow]:
         """Those that match all given conditions, oldest first."""
+        ...
+
+    def drop_attempt(self, id: int) -> None:
+        """Remove the attempt's row and all that is kept by its number (not its nodes and files)."""
         ...
 
     def attempt_by_id(self, run: str, attempt: str) -> AttemptRow | None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ckptgate.model.documents import Manifest, PointerValue
+from ckptgate.model.reclaim import Part
 
 __all__ = [
     "DataObjects",
@@ -23,6 +24,7 @@ __all__ = [
     "PlainKind",
     "PlainTree",
     "Publication",
+    "Reclamation",
     "Records",
     "Store",
     "VerifyMode",
@@ -252,7 +254,40 @@ class PlainTree(Protocol):
         ...
 
 
-class Store(Records, DataObjects, Publication, PlainTree, Protocol):
+class Reclamation(Protocol):
+    """Removing what nothing refers to any more; whoever asks has proved that it may go.
+
+    Only names that the gateway itself gives are ever listed or removed. What else lies there, and
+    symlinks, are left alone and never followed.
+    """
+
+    def attempt_parts(self, run: str, attempt: str) -> list[Part]:
+        """All that the store has of an attempt, but its intent (its number is never used again).
+
+        An attempt that isn't there has none.
+        """
+        ...
+
+    def unfinished(self, directory: str) -> list[Part]:
+        """Unfinished writes in a plain directory, and in the gateway's own if it is a run.
+
+        Their keys are below *directory*. Somebody may still be at them: see `Part.stamp`.
+        """
+        ...
+
+    def reclaim(self, run: str, part: Part) -> int:
+        """Remove it for good; the bytes that this won. Nothing there is success.
+
+        A crash leaves a part that is listed again.
+        """
+        ...
+
+    def tidy(self, run: str, attempt: str) -> None:
+        """Remove what the parts have left: directories of the attempt that are empty now."""
+        ...
+
+
+class Store(Records, DataObjects, Publication, PlainTree, Reclamation, Protocol):
     """All of it, and what it is."""
 
     @property

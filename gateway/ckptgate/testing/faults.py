@@ -14,6 +14,7 @@ from typing import Final, Literal, TypeAlias, TypeVar
 
 from ckptgate.errors import CkptError, TransientStoreError
 from ckptgate.model.documents import MAX_DOCUMENT_BYTES, Manifest, PointerValue
+from ckptgate.model.reclaim import Part
 from ckptgate.ports.store import DigestedFile, PlainEntry, Store, VerifyMode, put_each
 
 __all__ = ["MUTATIONS", "CrashError", "FaultPlan", "FaultyStore", "When"]
@@ -23,7 +24,7 @@ _T = TypeVar("_T")
 
 MUTATIONS: Final = frozenset({
     "create", "put", "publish", "unpublish", "set_pointer", "remove_pointer", "plain_put",
-    "plain_mkdir", "plain_symlink", "plain_remove", "plain_rename",
+    "plain_mkdir", "plain_symlink", "plain_remove", "plain_rename", "reclaim", "tidy",
 })  # fmt: skip
 """Calls that change the store."""
 
@@ -210,6 +211,18 @@ class FaultyStore:
 
     def plain_rename(self, old: str, new: str) -> None:
         self.plan.run("plain_rename", lambda: self._store.plain_rename(old, new))
+
+    def attempt_parts(self, run: str, attempt: str) -> list[Part]:
+        return self.plan.run("attempt_parts", lambda: self._store.attempt_parts(run, attempt))
+
+    def unfinished(self, directory: str) -> list[Part]:
+        return self.plan.run("unfinished", lambda: self._store.unfinished(directory))
+
+    def reclaim(self, run: str, part: Part) -> int:
+        return self.plan.run("reclaim", lambda: self._store.reclaim(run, part))
+
+    def tidy(self, run: str, attempt: str) -> None:
+        self.plan.run("tidy", lambda: self._store.tidy(run, attempt))
 
     @property
     def url(self) -> str:

@@ -36,6 +36,7 @@ from ckptgate.model.documents import (
 )
 from ckptgate.model.layout import attempt_prefix, full_key
 from ckptgate.ports.store import PlainEntry, PlainKind, Store, VerifyMode
+from ckptgate.testing.reclaim_contract import ReclaimContract
 from ckptgate.testing.samples import MTIME_NS, digested, manifest_of, store_checkpoint, store_file
 
 __all__ = ["StoreContract"]
@@ -68,7 +69,7 @@ def _tree(store: Store, path: str) -> dict[str, bytes | str]:
     return found
 
 
-class StoreContract:
+class StoreContract(ReclaimContract):
     """What every store must keep."""
 
     def make_store(self, place: str) -> Store:

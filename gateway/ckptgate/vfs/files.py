@@ -26,6 +26,7 @@ from ckptgate.vfs.bytes import make_file
 from ckptgate.vfs.context import Context, Who, stale
 from ckptgate.vfs.interface import Caller, Entry, Opened
 from ckptgate.vfs.openfiles import OpenFile
+from ckptgate.vfs.room import check_room
 from ckptgate.vfs.writing import file_of, is_frozen, pending_kind, prepare_write
 
 __all__ = ["create", "ensure", "new_node", "open_file", "read_plain", "reopen", "reopen_all"]
@@ -83,6 +84,7 @@ def create(
         opened = open_file(ctx, caller, found.node.ino, flags)
         return entry_of(ctx, found.node, found.timeout_s), opened
     names.check_new_name(ctx, directory, name)
+    check_room(ctx)
     parent = revisions.writable(ctx, caller, directory)
     who = ctx.who(caller)
     with ctx.change():
@@ -132,6 +134,7 @@ def open_file(ctx: Context, caller: Caller, ino: int, flags: int) -> Opened:
         raise CkptError(msg, errno_value=value)
     if flags & os.O_ACCMODE == os.O_RDONLY and not flags & os.O_TRUNC:
         return _open_to_read(ctx, node)
+    check_room(ctx)
     node = prepare_write(ctx, caller, node, is_emptied=bool(flags & os.O_TRUNC))
     assert node.file is not None
     fd = os.open(ctx.spool.data_path(node.file), _WRITE_FLAGS)

@@ -24,6 +24,7 @@ from ckptgate.vfs.liveness import record_writer
 from ckptgate.vfs.lookup import remove_name
 from ckptgate.vfs.mutate import place_symlink
 from ckptgate.vfs.visibility import Found, What
+from ckptgate.vfs.writing import take_bytes_along
 
 __all__ = ["EXCHANGE", "NOREPLACE", "rename"]
 
@@ -288,6 +289,8 @@ def _rename_file(
     if move.found.what is What.POINTER:
         raise _cross(move.name, "a pointer of the log stays where it is")
     with ctx.change():
+        if parent.attempt is not None or new_parent.attempt is not None:
+            take_bytes_along(ctx, node)
         if parent.attempt is not None:
             ctx.spool.unlink(parent.ino, move.name)
             revisions.touch(ctx, ctx.who(caller), parent)

@@ -22,6 +22,7 @@ class VfsSettings:
         entry_timeout_s: how long the kernel may keep names that mean the same for everybody.
         attr_timeout_s: how long the kernel may keep attributes.
         poll_interval_s: between looks at the spool while waiting.
+        spool_max_bytes: what the spool may take, 0 for no limit.
     """
 
     default_job_key: str = ""
@@ -34,3 +35,4 @@ class VfsSettings:
     entry_timeout_s: float = 1.0
     attr_timeout_s: float = 1.0
     poll_interval_s: float = 0.02
+    spool_max_bytes: int = 0

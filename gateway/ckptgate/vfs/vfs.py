@@ -26,6 +26,7 @@ from ckptgate.vfs import (
     lookup,
     mutate,
     renames,
+    room,
     triggers,
     unused,
     visibility,
@@ -275,18 +276,9 @@ class Vfs:
         self._ctx.spool.make_durable()
 
     def statfs(self, caller: Caller) -> FsStats:
-        """The spool's file system: that is where writes go."""
+        """The spool's file system, that is where writes go, or the spool's limit in it."""
         del caller
-        found = os.statvfs(self._ctx.spool.path)
-        return FsStats(
-            blocks=found.f_blocks,
-            blocks_free=found.f_bfree,
-            blocks_available=found.f_bavail,
-            files=found.f_files,
-            files_free=found.f_ffree,
-            block_size=found.f_bsize,
-            fragment_size=found.f_frsize,
-        )
+        return room.stats(self._ctx)
 
     def getxattr(self, caller: Caller, ino: int, name: str) -> bytes:
         """An extended attribute."""

@@ -11,7 +11,7 @@ import errno
 import os
 from dataclasses import dataclass
 
-from ckptgate.errors import FullError, MissingError
+from ckptgate.errors import CkptError, FullError, MissingError
 from ckptgate.model.states import FileState
 from ckptgate.ports.spool import FileRow, LocalBytes, NodeRow, PendingKind, PendingRow
 from ckptgate.vfs import names, pending, revisions
@@ -21,7 +21,7 @@ from ckptgate.vfs.context import Context, RenewedError
 from ckptgate.vfs.interface import Caller
 from ckptgate.vfs.unused import drop_file_if_unused, drop_if_unused
 
-__all__ = ["file_of", "is_frozen", "pending_kind", "prepare_write"]
+__all__ = ["file_of", "is_frozen", "pending_kind", "prepare_write", "take_bytes_along"]
 
 _COPY_BYTES_INLINE = 1024 * 1024
 """A larger copy is made where waiting is allowed."""
@@ -56,6 +56,25 @@ def pending_kind(ctx: Context, parent: NodeRow, name: str) -> PendingKind | None
     if names.is_pointer(ctx, parent, name):
         return PendingKind.POINTER
     return PendingKind.WHOLE if names.is_whole(ctx, parent, name) else None
+
+
+def take_bytes_along(ctx: Context, node: NodeRow) -> None:
+    """A file is moved into or out of a checkpoint with its bytes; inside a change.
+
+    What the store has of them belongs to the old checkpoint and goes when that goes: for the new
+    place they are sent again.
+
+    Raises:
+        CkptError: EXDEV, the bytes are a committed checkpoint's (tools copy then).
+    """
+    file = None if node.file is None else ctx.spool.file(node.file)
+    if file is None:
+        return
+    if file.local is not LocalBytes.FULL or len(ctx.spool.nodes_of_file(file.file)) > 1:
+        msg = f"the bytes of node {node.ino} are a committed checkpoint's"
+        raise CkptError(msg, subject=str(node.ino), errno_value=errno.EXDEV)
+    if file.state is FileState.STORED:
+        ctx.spool.update_file(file.file, state=FileState.QUIET, key="")
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,11 @@ def _print_report(report: dict[str, Any]) -> None:
     if "error" in report:
         print(f"  {report['error']}")
         return
+    room = report["room"]
+    if room["limit"]:
+        used, limit, gone = (human_bytes(room[key]) for key in ("used", "limit", "evicted"))
+        full = ": full, new files are refused" if room["is_full"] else ""
+        print(f"  spool  {used} of {limit}, {gone} given up for room so far{full}")
     for row in report["attempts"]:
         files = row["files"]
         done, total = files["stored"], sum(files.values())

@@ -45,6 +45,9 @@ def add_commands(commands: Any) -> None:
     )
     mount.add_argument("mountpoint", metavar="MOUNTPOINT", help="made if it is missing")
     mount.add_argument("--spool", default="", metavar="DIR", help="local staging directory")
+    mount.add_argument(
+        "--spool-max", default="", metavar="SIZE", help="what the spool may take, such as 500GiB"
+    )
     mount.add_argument("--config", default="", metavar="FILE", help="TOML, see README")
     mount.add_argument("--foreground", action="store_true", help="stay in the foreground")
     mount.add_argument("--ready-fd", type=int, default=None, help=argparse.SUPPRESS)
@@ -59,7 +62,11 @@ def add_commands(commands: Any) -> None:
 def _mount(args: argparse.Namespace) -> int:
     file = load_config_file(args.config) if args.config else ConfigFile()
     config = make_config(
-        file, store=args.store, mountpoint=resolve(args.mountpoint), spool=args.spool
+        file,
+        store=args.store,
+        mountpoint=resolve(args.mountpoint),
+        spool=args.spool,
+        spool_max=args.spool_max,
     )
     if not args.foreground:
         _check_before(config)
@@ -104,6 +111,8 @@ def _mount_in_background(config: Config, args: argparse.Namespace) -> None:
     reader, writer = os.pipe()
     command = [sys.executable, "-m", "ckptgate.app.cli", "mount", "--foreground"]
     command += ["--ready-fd", str(writer), "--spool", config.spool]
+    if args.spool_max:
+        command += ["--spool-max", args.spool_max]
     if args.config:
         command += ["--config", os.path.abspath(args.config)]
     command += [config.store, config.mountpoint]

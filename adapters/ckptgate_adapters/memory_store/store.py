@@ -16,13 +16,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import blake3
-import msgspec
 
 from ckptgate.errors import (
     ExistsError,
     IntegrityError,
     MissingError,
-    RefusedError,
     UnusableError,
 )
 from ckptgate.model.documents import (
@@ -35,14 +33,16 @@ from ckptgate.model.documents import (
     StoreFormat,
     decode,
 )
-from ckptgate.model.ids import CHUNK_BYTES, check_attempt_id, check_name, check_relative_path
+from ckptgate.model.ids import check_attempt_id, check_name, check_relative_path
 from ckptgate.model.layout import GATEWAY_DIR, attempt_prefix, format_key, full_key, join_key
 from ckptgate.model.published import Shown, tree_problems
+from ckptgate.model.reclaim import Part
 from ckptgate.ports.store import DigestedFile, PlainEntry, PlainKind, VerifyMode, put_each
+from ckptgate_adapters.memory_store.checks import check_plain, compare, read_local, shown_attempt
+from ckptgate_adapters.memory_store.parts import parts_of
 
 __all__ = ["MemoryStore"]
 
-_DIGEST_BYTES: Final = 32
 _MANIFEST: Final = f"{GATEWAY_DIR}/manifest.json"
 
 
@@ -55,10 +55,6 @@ class _Node:
     mtime_ns: int = 0
     uid: int = 0
     gid: int = 0
-
-
-class _Shown(msgspec.Struct):
-    attempt: str
 
 
 class MemoryStore:
@@ -103,7 +99,7 @@ class MemoryStore:
     def put(self, key: str, source: DigestedFile) -> None:
         """Store the file under *key*."""
         check_relative_path(key)
-        data = _read_local(source.path)
+        data = read_local(source.path)
         if len(data) != source.size:
             msg = f"{source.path!r} has {len(data)} bytes, it is said to have {source.size}"
             raise IntegrityError(msg, subject=source.path)
@@ -117,7 +113,7 @@ class MemoryStore:
             msg = f"{key!r} has {len(data)} bytes in the store, wanted {source.size}"
             raise IntegrityError(msg, subject=key)
         if mode is VerifyMode.READBACK:
-            _compare(key, data, source)
+            compare(key, data, source)
 
     def put_all(self, files: Mapping[str, DigestedFile], mode: VerifyMode) -> dict[str, OSError]:
         """`put` and `verify` each."""
@@ -156,12 +152,7 @@ class MemoryStore:
         """The attempt that `run/<name>` shows now, or ""."""
         with self._lock:
             node = self._nodes.get(join_key(run, check_name(name), _MANIFEST))
-        if node is None:
-            return ""
-        try:
-            return msgspec.json.decode(node.data, type=_Shown).attempt
-        except msgspec.MsgspecError:
-            return ""
+        return "" if node is None else shown_attempt(node.data)
 
     def published_problems(self, run: str, manifest: Manifest, manifest_bytes: bytes) -> list[str]:
         """How `run/<name>` differs from what *manifest* says, one line each."""
@@ -228,7 +219,7 @@ class MemoryStore:
 
     def plain_stat(self, path: str) -> PlainEntry:
         """What is there now."""
-        _check_plain(path)
+        check_plain(path)
         with self._lock:
             if not path:
                 return self._entry("", _Node(kind=PlainKind.DIR, mode=0o755))
@@ -236,7 +227,7 @@ class MemoryStore:
 
     def plain_list(self, path: str) -> list[PlainEntry]:
         """The directory's entries, sorted by name."""
-        _check_plain(path)
+        check_plain(path)
         with self._lock:
             if path and self._node(path).kind is not PlainKind.DIR:
                 msg = f"{path!r} is not a directory"
@@ -246,19 +237,19 @@ class MemoryStore:
 
     def plain_read(self, path: str, offset: int, length: int) -> bytes:
         """Bytes of a plain file."""
-        _check_plain(path)
+        check_plain(path)
         return self._file(path).data[offset : offset + length]
 
     def plain_put(self, path: str, source: str, *, mode: int, mtime_ns: int) -> None:
         """Replace the file *path* by a copy of the local file *source*."""
-        _check_plain(path)
-        node = _Node(kind=PlainKind.FILE, data=_read_local(source), mode=mode, mtime_ns=mtime_ns)
+        check_plain(path)
+        node = _Node(kind=PlainKind.FILE, data=read_local(source), mode=mode, mtime_ns=mtime_ns)
         with self._lock:
             self._add(check_relative_path(path), node)
 
     def plain_mkdir(self, path: str, mode: int) -> None:
         """Make a directory; an existing one is success."""
-        _check_plain(path)
+        check_plain(path)
         with self._lock:
             there = self._nodes.get(check_relative_path(path))
             if there is None:
@@ -269,14 +260,14 @@ class MemoryStore:
 
     def plain_symlink(self, path: str, target: str) -> None:
         """Make or replace a symlink."""
-        _check_plain(path)
+        check_plain(path)
         with self._lock:
             node = _Node(kind=PlainKind.SYMLINK, target=target, mode=0o777)
             self._add(check_relative_path(path), node)
 
     def plain_remove(self, path: str, *, is_dir: bool) -> None:
         """Remove a file, symlink or empty directory; nothing there is success."""
-        _check_plain(path)
+        check_plain(path)
         with self._lock:
             there = self._nodes.get(check_relative_path(path))
             if there is None:
@@ -293,14 +284,43 @@ class MemoryStore:
 
     def plain_rename(self, old: str, new: str) -> None:
         """Rename; *old* missing and *new* there is success."""
-        _check_plain(old)
-        _check_plain(new)
+        check_plain(old)
+        check_plain(new)
         with self._lock:
             if check_relative_path(old) in self._nodes:
                 self._check_replace(new)
                 self._move(old, check_relative_path(new))
             else:
                 self._node(new)
+
+    # Reclamation
+
+    def attempt_parts(self, run: str, attempt: str) -> list[Part]:
+        """All that the store has of an attempt, but its intent."""
+        with self._lock:
+            files = {k: len(n.data) for k, n in self._nodes.items() if n.kind is PlainKind.FILE}
+        return parts_of(files, run, attempt)
+
+    def unfinished(self, directory: str) -> list[Part]:
+        """None: every write is whole."""
+        if directory:
+            check_relative_path(directory)
+        return []
+
+    def reclaim(self, run: str, part: Part) -> int:
+        """Remove it; the bytes that this won."""
+        key = check_relative_path(join_key(run, part.key))
+        with self._lock:
+            found = [k for k in self._nodes if k == key or k.startswith(f"{key}/")]
+            return sum(len(self._nodes.pop(k).data) for k in found)
+
+    def tidy(self, run: str, attempt: str) -> None:
+        """Remove directories of the attempt that are empty now."""
+        below = attempt_prefix(run, check_attempt_id(attempt)) + "/"
+        with self._lock:
+            for key in sorted((k for k in self._nodes if k.startswith(below)), reverse=True):
+                if self._nodes[key].kind is PlainKind.DIR and not self._names(key):
+                    del self._nodes[key]
 
     # The store itself
 
@@ -418,32 +438,3 @@ class MemoryStore:
             msg = f"{entry.key!r} has {len(data)} bytes in the store, wanted {entry.size}"
             raise IntegrityError(msg, subject=entry.key)
         return replace(node, data=data)
-
-
-def _check_plain(path: str) -> None:
-    if path:
-        check_relative_path(path)
-    if GATEWAY_DIR in path.split("/"):
-        msg = f"{path!r} is the gateway's own, not a plain name"
-        raise RefusedError(msg, subject=path)
-
-
-def _read_local(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except FileNotFoundError as exc:
-        msg = f"cannot read {path!r}: it is not there"
-        raise MissingError(msg, subject=path) from exc
-
-
-def _compare(key: str, data: bytes, source: DigestedFile) -> None:
-    for index, start in enumerate(range(0, len(data), CHUNK_BYTES)):
-        found = blake3.blake3(data[start : start + CHUNK_BYTES]).digest()
-        wanted = source.chunks[index * _DIGEST_BYTES : (index + 1) * _DIGEST_BYTES]
-        if source.chunks and found != wanted:
-            msg = f"chunk {index} of {key!r} differs in the store"
-            raise IntegrityError(msg, subject=key)
-    if blake3.blake3(data).hexdigest() != source.digest:
-        msg = f"{key!r} differs in the store"
-        raise IntegrityError(msg, subject=key)

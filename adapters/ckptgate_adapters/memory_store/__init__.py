@@ -1,0 +1,5 @@
+"""The store in memory, for tests and demonstrations."""
+
+from ckptgate_adapters.memory_store.store import MemoryStore
+
+__all__ = ["MemoryStore"]

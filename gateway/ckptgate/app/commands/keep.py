@@ -1,0 +1,102 @@
+"""`gc`, `pin`, `unpin`: what is kept in the store and the spool, and what goes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any, Final
+
+from ckptgate.app.commands.output import add_json, human_bytes, print_json, print_rows
+from ckptgate.app.locate import locate_checkpoint, require_mount
+from ckptgate.app.registry import MountInfo, list_mounts
+from ckptgate.app.units import parse_seconds
+from ckptgate.errors import ExitCode, MissingError, UsageError
+from ckptgate_adapters.channels import control_call
+
+__all__ = ["add_commands"]
+
+_TIMEOUT_S: Final = 24 * 3600.0
+"""A first round over a large store takes its time."""
+
+
+def add_commands(commands: Any) -> None:
+    """Add this module's commands."""
+    gc = commands.add_parser("gc", help="remove what nothing refers to any more")
+    gc.add_argument(
+        "path", nargs="?", default="", metavar="PATH", help="a mount or a run in it; default: all"
+    )
+    gc.add_argument("--dry-run", action="store_true", help="only say what would go")
+    gc.add_argument(
+        "--grace", default="", metavar="DURATION", help="instead of the configured one, such as 1h"
+    )
+    add_json(gc)
+    gc.set_defaults(handler=_gc)
+    for word, is_on, text in (
+        ("pin", True, "keep a committed checkpoint, whoever deletes it"),
+        ("unpin", False, "keep it no longer"),
+    ):
+        pin = commands.add_parser(word, help=text)
+        pin.add_argument("path", metavar="NAME", help="the checkpoint: RUN/NAME, in a mount")
+        pin.add_argument("--reason", default="", metavar="TEXT", help="stands in the run's log")
+        add_json(pin)
+        pin.set_defaults(handler=_pin, is_on=is_on)
+
+
+def _gc(args: argparse.Namespace) -> int:
+    request: dict[str, Any] = {"op": "gc", "dry_run": args.dry_run}
+    if args.grace:
+        try:
+            request["grace_s"] = parse_seconds(args.grace)
+        except ValueError as exc:
+            raise UsageError(str(exc), subject=args.grace, hint="--grace 24h") from exc
+    mounts = [require_mount(args.path)] if args.path else list_mounts()
+    if not mounts:
+        msg = "no ckptgate mount runs on this machine for this user"
+        raise MissingError(msg, hint="mount the store: its daemon does the work")
+    if args.path and (run := _run_of(args.path, mounts[0])):
+        request["run"] = run
+    reports = [_ask(mount, request) for mount in mounts]
+    if args.json:
+        print_json(reports[0] if args.path else reports)
+        return ExitCode.OK
+    for report in reports:
+        _print(report)
+    return ExitCode.OK
+
+
+def _ask(mount: MountInfo, request: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = control_call(mount.spool, request, timeout_s=_TIMEOUT_S)
+    return {"mountpoint": mount.mountpoint, **found}
+
+
+def _run_of(path: str, mount: MountInfo) -> str:
+    """The run that *path* is, "" for the whole mount."""
+    below = os.path.relpath(os.path.realpath(path), mount.mountpoint)
+    return "" if below == "." else below
+
+
+def _print(report: dict[str, Any]) -> None:
+    word = "would go" if report["dry_run"] else "went"
+    rows = [
+        (item["place"], item["run"] or "/", item["what"], item["why"], item["count"],
+         human_bytes(item["size"]))
+        for item in report["removed"]
+    ]  # fmt: skip
+    if rows:
+        print_rows(("PLACE", "RUN", "WHAT", "WHY", "FILES", "BYTES"), rows)
+    size = human_bytes(report["bytes"])
+    print(f"{report['mountpoint']}: {report['files']} files {word}, {size}")
+
+
+def _pin(args: argparse.Namespace) -> int:
+    place = locate_checkpoint(args.path)
+    if place.mount is None:
+        msg = f"{args.path} is not in a running ckptgate mount"
+        raise MissingError(msg, subject=args.path, hint="ckptgate status lists the mounts")
+    request = {"op": "pin", "run": place.run, "name": place.name, "is_on": args.is_on}
+    found = control_call(place.mount.spool, {**request, "reason": args.reason})
+    if args.json:
+        print_json(found)
+    else:
+        print(f"{found['name']}: {'pinned' if found['is_pinned'] else 'not pinned'}")
+    return ExitCode.OK

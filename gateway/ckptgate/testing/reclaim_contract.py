@@ -1,0 +1,85 @@
+"""What a store owes to reclaiming, as tests; `StoreContract` includes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ckptgate.errors import MissingError
+from ckptgate.model.layout import attempt_prefix, full_key, intent_key, member_key, vote_key
+from ckptgate.model.reclaim import PartKind
+from ckptgate.ports.store import Store
+from ckptgate.testing.samples import store_checkpoint
+
+__all__ = ["ReclaimContract"]
+
+_RUN = "exp/run-7"
+_MEMBER = "node-0000000a"
+_FILES = {"a.bin": b"1" * 5000, "sub/b.txt": b"2"}
+
+
+def _publish(store: Store, tmp_path: Path, attempt: str) -> None:
+    manifest, data = store_checkpoint(store, _RUN, attempt, "step-1", str(tmp_path), dict(_FILES))
+    store.publish(_RUN, manifest, data)
+
+
+def _kinds(store: Store, attempt: str) -> set[PartKind]:
+    return {part.kind for part in store.attempt_parts(_RUN, attempt)}
+
+
+class ReclaimContract:
+    """`ports.store.Reclamation`. The fixture *store* is the subclass's."""
+
+    def test_an_attempt_that_is_not_there_has_no_parts(self, store: Store) -> None:
+        assert store.attempt_parts(_RUN, "step-1.0") == []
+        store.tidy(_RUN, "step-1.0")
+
+    def test_everything_of_an_attempt_is_listed_but_its_intent(
+        self, store: Store, tmp_path: Path
+    ) -> None:
+        _publish(store, tmp_path, "step-1.0")
+        store.create(intent_key(_RUN, "step-1.0"), b"intent")
+        store.create(member_key(_RUN, "step-1.0", _MEMBER), b"member")
+        store.create(vote_key(_RUN, "step-1.0", _MEMBER, 0), b"vote")
+        store.create(f"{attempt_prefix(_RUN, 'step-1.0')}/chunks/{'0a' * 32}", b"c" * 32)
+        store.create(f"{attempt_prefix(_RUN, 'step-1.0')}/names/{_MEMBER}/0.json", b"op")
+        store.unpublish(_RUN, "step-1", "step-1.0")
+        wanted = set(PartKind) - {PartKind.UNFINISHED, PartKind.MANIFEST}
+        assert _kinds(store, "step-1.0") >= wanted
+        assert not any("intent" in part.key for part in store.attempt_parts(_RUN, "step-1.0"))
+
+    def test_what_is_reclaimed_is_gone_and_the_rest_stays(
+        self, store: Store, tmp_path: Path
+    ) -> None:
+        _publish(store, tmp_path, "step-1.0")
+        store.create(intent_key(_RUN, "step-1.0"), b"intent")
+        _publish(store, tmp_path, "step-1.1")
+        kept = {part.key for part in store.attempt_parts(_RUN, "step-1.1")}
+        for part in store.attempt_parts(_RUN, "step-1.0"):
+            assert store.reclaim(_RUN, part) >= 0
+            assert store.reclaim(_RUN, part) == 0
+            with pytest.raises(MissingError):
+                store.get(full_key(_RUN, part.key))
+        store.tidy(_RUN, "step-1.0")
+        assert store.attempt_parts(_RUN, "step-1.0") == []
+        assert store.children(attempt_prefix(_RUN, "step-1.0")) == ["intent.json"]
+        assert {part.key for part in store.attempt_parts(_RUN, "step-1.1")} == kept
+        assert store.published_attempt(_RUN, "step-1") == "step-1.1"
+        assert store.plain_read(f"{_RUN}/step-1/a.bin", 0, 9999) == _FILES["a.bin"]
+
+    def test_the_bytes_that_go_are_counted_once(self, store: Store, tmp_path: Path) -> None:
+        """Also where a published directory shares them with the data."""
+        _publish(store, tmp_path, "step-1.0")
+        store.unpublish(_RUN, "step-1", "step-1.0")
+        parts = sorted(
+            store.attempt_parts(_RUN, "step-1.0"), key=lambda part: part.kind is not PartKind.TREE
+        )
+        won = sum(store.reclaim(_RUN, part) for part in parts)
+        assert sum(map(len, _FILES.values())) <= won
+
+    def test_a_store_without_unfinished_writes_lists_none(self, store: Store) -> None:
+        store.plain_mkdir("exp", 0o755)
+        assert store.unfinished("exp") == []
+        assert store.unfinished("nowhere") == []
+        assert store.unfinished("") == []

@@ -1,0 +1,104 @@
+"""The spool's limit as callers see it, and whose bytes a moved file has."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import msgspec
+import pytest
+
+from ckptgate.errors import FullError
+from ckptgate.model.states import FileState
+from ckptgate.ports.spool import ROOM_META, LocalBytes, SpoolRoom
+from ckptgate.vfs.settings import VfsSettings
+
+MIB = 1 << 20
+
+
+def set_room(world, *, used: int, limit: int = 8 * MIB, is_full: bool = False) -> None:
+    room = SpoolRoom(used=used, limit=limit, is_full=is_full)
+    world.spool.set_meta(ROOM_META, msgspec.json.encode(room).decode())
+    world.clock.sleep(1.0)
+
+
+@pytest.fixture
+def limited(world):
+    world.vfs._ctx.settings = VfsSettings(spool_max_bytes=8 * MIB)
+    return world
+
+
+def test_a_full_spool_takes_no_new_files_and_lets_open_ones_go_on(limited):
+    world = limited
+    world.mkdir(world.a, "step-1")
+    world.write(world.a, "step-1/old.bin", b"1")
+    opened = world.open_new(world.a, "step-1/w.bin")
+    set_room(world, used=8 * MIB, is_full=True)
+    with pytest.raises(FullError) as refused:
+        world.open_new(world.a, "step-1/more.bin")
+    assert refused.value.errno == errno.ENOSPC
+    assert "spool_max" in str(refused.value)
+    ino = world.walk(world.a, "step-1/old.bin").attr.ino
+    with pytest.raises(FullError):
+        world.vfs.open(world.a, ino, os.O_RDWR)
+    assert world.read(world.a, "step-1/old.bin") == b"1"
+    assert os.pwrite(opened.fd, b"goes on", 0) == 7
+    world.close(world.a, opened)
+    world.mkdir(world.a, "step-1/sub")
+    world.unlink(world.a, "step-1/old.bin")
+    set_room(world, used=6 * MIB)
+    world.write(world.a, "step-1/more.bin", b"again")
+
+
+def test_without_a_limit_nothing_is_refused_whatever_an_earlier_mount_counted(world):
+    set_room(world, used=8 * MIB, is_full=True)
+    world.mkdir(world.a, "step-1")
+    world.write(world.a, "step-1/w.bin", b"1")
+
+
+@pytest.mark.parametrize(("used", "left"), [(0, 8 * MIB), (3 * MIB, 5 * MIB), (9 * MIB, 0)])
+def test_statfs_shows_the_limit_and_what_is_left_of_it(limited, used: int, left: int):
+    set_room(limited, used=used)
+    found = limited.vfs.statfs(limited.a)
+    assert found.blocks * found.fragment_size == 8 * MIB
+    assert found.blocks_available * found.fragment_size == left
+    assert found.blocks_free * found.fragment_size == left
+
+
+def stored(world, path: str) -> int:
+    """The file at *path* as if the store had it; its number."""
+    file = world.spool.node(world.walk(world.a, path).attr.ino).file
+    for state in (FileState.DIGESTED, FileState.STORED):
+        world.spool.update_file(file, state=state, key=".ckptgate/attempts/step-1.0/data/m/1")
+    return file
+
+
+def test_a_file_that_is_moved_into_another_checkpoint_is_stored_with_that(world):
+    """I9: what the store has of it belongs to the old one, and goes when that goes."""
+    for name in ("step-1", "step-2"):
+        world.mkdir(world.a, name)
+    world.write(world.a, "step-1/w.bin", b"1")
+    file = stored(world, "step-1/w.bin")
+    world.rename(world.a, "step-1/w.bin", "step-2/w.bin")
+    row = world.spool.file(file)
+    assert (row.state, row.key) == (FileState.QUIET, "")
+    assert world.read(world.a, "step-2/w.bin") == b"1"
+
+
+def test_a_file_that_is_moved_out_of_a_checkpoint_is_digested_anew(world):
+    world.mkdir(world.a, "step-1")
+    world.write(world.a, "step-1/w.bin", b"1")
+    file = stored(world, "step-1/w.bin")
+    world.rename(world.a, "step-1/w.bin", "w.pt")
+    assert world.spool.file(file).state is FileState.QUIET
+
+
+def test_a_committed_checkpoint_s_file_is_not_moved_out_but_copied(world):
+    world.commit("", "step-1", {"w.bin": b"good"})
+    world.mkdir(world.a, "step-2")
+    with pytest.raises(OSError) as refused:
+        world.rename(world.a, "step-1/w.bin", "step-2/w.bin")
+    assert refused.value.errno == errno.EXDEV
+    assert world.names(world.a, "step-2") == []
+    assert world.exists(world.a, "step-1/w.bin")
+    assert LocalBytes.FULL
