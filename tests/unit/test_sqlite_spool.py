@@ -34,6 +34,7 @@ from ckptgate.model.ids import check_member_id
 from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.spool import (
     ROOT_INO,
+    WRITERS_META,
     AttemptRow,
     FileRow,
     HandleRow,
@@ -766,17 +767,78 @@ def test_a_spool_file_that_cannot_be_removed_is_logged_only(spool, caplog):
 
 
 def test_orphans_are_removed_and_nothing_else(spool):
-    kept, lost = spool.add_file(), spool.add_file()
-    for file in (kept, lost):
+    kept, lost, unused, opened = (spool.add_file() for _ in range(4))
+    spool.add_node(node(file=kept.file))
+    spool.add_handle(HandleRow(fh=1, ino=99, file=opened.file, pid=0, start=0))
+    for file in (kept, lost, unused, opened):
         with open(spool.data_path(file.file), "wb"):
             pass
     spool._db.run("DELETE FROM files WHERE file = ?", (lost.file,))
     with open(spool.path + "/data/00/stray", "wb"):
         pass
-    assert spool.drop_orphans() == 2
+    assert {path for path, _ in spool.stray_files()} == {
+        spool.data_path(lost.file),
+        f"{spool.path}/data/00/stray",
+    }
+    assert spool.unreferenced_files() == [unused.file]
+    assert spool.drop_orphans() == 3
     assert spool.drop_orphans() == 0
-    assert os.path.exists(spool.data_path(kept.file))
-    assert not os.path.exists(spool.data_path(lost.file))
+    there = [os.path.exists(spool.data_path(file.file)) for file in (kept, lost, unused, opened)]
+    assert there == [True, False, False, True]
+
+
+def test_a_stray_file_whose_row_is_there_by_now_stays(spool):
+    file = spool.add_file()
+    path = spool.data_path(file.file)
+    with open(path, "wb"):
+        pass
+    assert not spool.drop_stray(path)
+    assert not spool.drop_stray(spool.path + "/spool.db")
+    assert os.path.exists(path)
+    assert os.path.exists(spool.path + "/spool.db")
+
+
+def test_what_the_spool_takes_is_counted_as_it_is(spool):
+    """Files that grow while they are open, that are made and removed, and linked ones."""
+    before = spool.allocated()
+    file = spool.add_file()
+    path = spool.data_path(file.file)
+    with open(path, "wb") as stream:
+        stream.write(b"x" * 100_000)
+    first = spool.allocated()
+    assert before + 100_000 <= first < before + 300_000
+    spool.add_handle(HandleRow(fh=1, ino=9, file=file.file, pid=0, start=0))
+    with open(path, "ab") as stream:
+        stream.write(b"x" * 1_000_000)
+    assert spool.allocated() >= first + 1_000_000
+    os.link(path, spool.path + "/the-store-s")
+    spool.update_file(file.file, is_linked=True)
+    assert spool.allocated() < first
+    os.unlink(spool.path + "/the-store-s")
+    spool.drop_handle(1)
+    spool.drop_file(file.file)
+    assert spool.allocated() < before + 200_000
+
+
+def test_an_attempt_is_dropped_with_all_that_is_kept_by_its_number(spool):
+    kept = spool.add_attempt(attempt_row(root=1, name="kept"))
+    gone = spool.add_attempt(attempt_row(root=1, name="gone"))
+    for row in (kept, gone):
+        spool.add_rank_commit(row.id, 0)
+        spool.add_writer_rank(row.id, 1)
+        spool.set_seen_count(row.id, "m-00000001", "votes", 2)
+        spool.add_name_op(NameOpRow(id=0, attempt=row.id, op="mkdir", path="d", to="", mode=0))
+        spool.set_meta(WRITERS_META.format(attempt=row.id), "[]")
+    spool.drop_attempt(gone.id)
+    spool.drop_attempt(gone.id)
+    assert spool.attempt(gone.id) is None
+    assert spool.attempt(kept.id) is not None
+    for row, count in ((kept, 1), (gone, 0)):
+        assert len(spool.rank_commits(row.id)) == count
+        assert len(spool.writer_ranks(row.id)) == count
+        assert len(spool.seen_members(row.id)) == count
+        assert len(spool.name_ops(row.id)) == count
+        assert (spool.get_meta(WRITERS_META.format(attempt=row.id)) is not None) == bool(count)
 
 
 def test_trees_are_walked_by_name(spool):
