@@ -3,8 +3,8 @@
 It owns the order of DESIGN rule 4: after the SEAL the members are listed and their newest votes
 read; if closure holds CLOSE is appended, members and votes are read again, all votes are merged
 into the manifest, and COMMIT names its digest. What isn't whole by the deadline is aborted, and the
-ABORT names what is missing and who owes it. The member that saw the event begins; the others finish
-it a little later, should that one be dead.
+ABORT names what is missing and who owes it. The member that sealed it does this; the others finish
+it in their turn, should that one be dead.
 
 Thread rule: the publisher's one thread; `request_abort` any thread.
 """
@@ -41,7 +41,7 @@ from ckptgate.model.rules import AttemptPhase, AttemptView, RunState
 from ckptgate.model.states import AttemptState
 from ckptgate.ports.spool import AttemptRow
 
-__all__ = ["Decider"]
+__all__ = ["OWN_WORK_FACTOR", "Decider"]
 
 _log = logging.getLogger(__name__)
 
@@ -91,6 +91,7 @@ class Decider:
         self._settings = node.settings
         self._patience = Patience(node.clock, node.settings.commit_deadline_s)
         self._pace = Pace(node.clock)
+        self._turns = node.turns
         self._seals: OrderedDict[tuple[str, str], Seal] = OrderedDict()
 
     def step(self, row: AttemptRow) -> bool:
@@ -180,6 +181,7 @@ class Decider:
                 seal_index=view.seal_index,
             )
         self._voter.forget(row.id)
+        self._membership.forget(row.run, row.attempt)
         self._events.record("aborted", f"{row.run}/{row.attempt}", _with_missing(view))
         self._invalidations.name(row.run_ino, row.name)
         return True
@@ -204,14 +206,13 @@ class Decider:
     def _finish(self, case: _Case) -> bool:
         row = case.row
         self._patience.look(case.key, row.event_ns if row else 0)
-        is_first = row is not None and bool(row.event)
         # Before this member's own final vote nothing can be decided, only told.
         is_telling = row is not None and not row.is_voted
         if is_telling and not self._pace.is_due(case.key):
             return False
-        delay_s = self._settings.survivor_delay_s
+        seen_s = self._patience.seen_s(case.key)
         with self._pace.look(case.key):
-            if not is_first and self._patience.seen_s(case.key) < delay_s:
+            if not self._turns.is_mine(*case.key, case.view.sealed_by, seen_s):
                 self._show_missing(row, self._voter.owes(row) if row else [])
                 return False
             return self._patience.is_due(case.key) and self._look(case)
@@ -239,7 +240,7 @@ class Decider:
 
     def _read(self, case: _Case) -> _Read:
         members = self._membership.members(*case.key)
-        votes = self._membership.newest_votes(*case.key, members)
+        votes = self._membership.newest_votes(*case.key, members, is_waiting=True)
         return self._assess(case, members, votes)
 
     def _assess(self, case: _Case, members: dict[str, Member], votes: dict[str, Vote]) -> _Read:

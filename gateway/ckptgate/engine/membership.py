@@ -11,7 +11,8 @@ put-if-absent and by transactions of the spool, so no lock is held over a store 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from ckptgate.engine.events import Events
@@ -25,6 +26,7 @@ from ckptgate.model.documents import (
     MAX_DOCUMENT_BYTES,
     Intent,
     Member,
+    Mover,
     NameOp,
     NameOpKind,
     StoreFormat,
@@ -39,6 +41,7 @@ from ckptgate.model.layout import (
     format_key,
     full_key,
     member_key,
+    mover_key,
     names_key,
 )
 from ckptgate.model.rules import AttemptPhase, RunState
@@ -51,6 +54,9 @@ __all__ = ["Membership"]
 
 _log = logging.getLogger(__name__)
 
+NOTED_KEPT: Final = 16
+NOTED_AT_ONCE: Final = 128
+"""Members whose counts are written in one transaction."""
 _UNDECIDED: Final = frozenset({AttemptState.OPEN, AttemptState.SEALED})
 
 
@@ -84,6 +90,8 @@ class Membership:
             store=store, spool=spool, logs=logs, clock=clock, ids=ids, member=member
         )
         self._formats: set[str] = set()
+        self._lock = threading.Lock()
+        self._noted: dict[int, dict[str, int]] = {}
 
     def join(self, attempt: AttemptRow) -> AttemptRow:
         """Have this member's objects for *attempt* in the store; the row as it is then.
@@ -136,7 +144,7 @@ class Membership:
             return None
         row = self.join(row)
         # It may have got another name since: then its first one is free for the next save.
-        self.refresh_shared(row.id)
+        self.refresh_moves(row)
         row = self._fresh(row.id)
         return row if row.name == name else None
 
@@ -165,6 +173,9 @@ class Membership:
                     to=op.to,
                     mode=op.mode,
                 )
+                if document.op is not NameOpKind.MKDIR:
+                    mover = Mover(attempt=row.attempt, member=self._member)
+                    self._create_own(mover_key(row.run, row.attempt, self._member), encode(mover))
                 self._create_own(names_key(row.run, row.attempt, self._member, n), encode(document))
             with self._spool.transaction():
                 self._spool.drop_name_op(op.id)
@@ -186,30 +197,66 @@ class Membership:
             return False
         if not parse_key(row.job_key).is_shared:
             return False
-        others = sorted(set(self.members(row.run, row.attempt)) - {self._member})
+        others = [m for m in self._rolls.member_ids(row.run, row.attempt) if m != self._member]
         is_changed = self._shared.take_names(row, others)
         votes = self.newest_votes(row.run, row.attempt, others)
         return self._shared.take_files(row, votes) or is_changed
+
+    def refresh_moves(self, row: AttemptRow) -> bool:
+        """Take over what other members renamed or removed; whether anything in the tree changed.
+
+        What may concern this member's own files is only that: so it doesn't read each member's
+        list, and the store is asked once by each member, not once for each pair of them.
+
+        Raises:
+            TransientStoreError, IntegrityError: as `refresh_shared`.
+        """
+        if not row.is_joined or not parse_key(row.job_key).is_shared:
+            return False
+        movers = [m for m in self._rolls.movers(row.run, row.attempt) if m != self._member]
+        return self._shared.take_names(row, movers)
 
     def members(self, run: str, attempt: str) -> dict[str, Member]:
         """The attempt's registered members by id; see `Rolls.members`."""
         return self._rolls.members(run, attempt)
 
-    def newest_votes(self, run: str, attempt: str, members: Iterable[str]) -> dict[str, Vote]:
+    def member_ids(self, run: str, attempt: str) -> list[str]:
+        """Ids of the attempt's registered members; see `Rolls.member_ids`."""
+        return self._rolls.member_ids(run, attempt)
+
+    def newest_votes(
+        self, run: str, attempt: str, members: Iterable[str], *, is_waiting: bool = False
+    ) -> dict[str, Vote]:
         """The newest vote of each of *members* that has one; see `Rolls.newest_votes`."""
         row = self._spool.attempt_by_id(run, attempt)
         if row is None:
-            return self._rolls.newest_votes(run, attempt, members)
+            return self._rolls.newest_votes(run, attempt, members, is_waiting=is_waiting)
         local = row.id
 
         def known(member: str) -> int:
             return self._spool.seen_count(local, member, "votes")
 
-        votes = self._rolls.newest_votes(run, attempt, members, known)
-        for member, vote in votes.items():
-            if known(member) < vote.n + 1:
-                self._spool.set_seen_count(local, member, "votes", vote.n + 1)
+        votes = self._rolls.newest_votes(run, attempt, members, known, is_waiting=is_waiting)
+        self._note_seen(local, votes)
         return votes
+
+    def _note_seen(self, attempt: int, votes: Mapping[str, Vote]) -> None:
+        """Remember how many votes there are, so that after a restart they aren't read anew."""
+        with self._lock:
+            noted = self._noted.setdefault(attempt, {})
+            while len(self._noted) > NOTED_KEPT:
+                self._noted.pop(next(iter(self._noted)))
+        new = [(m, vote.n + 1) for m, vote in votes.items() if noted.get(m, 0) < vote.n + 1]
+        for at in range(0, len(new), NOTED_AT_ONCE):
+            with self._spool.transaction():
+                for member, count in new[at : at + NOTED_AT_ONCE]:
+                    if self._spool.seen_count(attempt, member, "votes") < count:
+                        self._spool.set_seen_count(attempt, member, "votes", count)
+                    noted[member] = count
+
+    def forget(self, run: str, attempt: str) -> None:
+        """The attempt is decided; see `Rolls.forget`."""
+        self._rolls.forget(run, attempt)
 
     def is_imported(self, attempt: AttemptRow, file: FileRow) -> bool:
         """Whether another member of *attempt* staged this file: it isn't in our vote."""
@@ -334,7 +381,7 @@ class Membership:
         """An attempt that we joined under another name and that another member renamed."""
         for row in self._spool.attempts(run=run, states=_UNDECIDED):
             if row.job_key == job_key and row.is_joined:
-                self.refresh_shared(row.id)
+                self.refresh_moves(row)
         return self._local(run, name, job_key)
 
     def _add_row(self, run: str, run_ino: int, name: str, intent: Intent) -> AttemptRow:

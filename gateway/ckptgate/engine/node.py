@@ -8,6 +8,7 @@ from ckptgate.engine.events import Events
 from ckptgate.engine.membership import Membership
 from ckptgate.engine.runlog import RunLogs
 from ckptgate.engine.settings import PublisherSettings
+from ckptgate.engine.turns import Turns
 from ckptgate.ports.catalog import Invalidations
 from ckptgate.ports.clock import Clock
 from ckptgate.ports.spool import Spool
@@ -30,6 +31,7 @@ class Node:
         events: where incidents are recorded.
         invalidations: what the kernel must forget.
         settings: how long things may take.
+        turns: whose turn it is to do what any member may do.
     """
 
     store: Store
@@ -41,3 +43,4 @@ class Node:
     events: Events
     invalidations: Invalidations
     settings: PublisherSettings
+    turns: Turns

@@ -19,6 +19,9 @@ __all__ = ["Patience"]
 
 _SHARE_AT_START_MAX: Final = 0.9
 _SHARE_OF_A_GAP_MAX: Final = 0.25
+_SHARE_OF_A_STALL: Final = 0.05
+MEMBERS_FEW: Final = 8
+"""So few are looked at in every pass."""
 MEMBERS_PER_SECOND: Final = 500
 """How many members' votes are looked for in a second, at most."""
 
@@ -70,7 +73,8 @@ class Patience:
         A changed *progress* (what the votes were) begins the wait for the deadline anew.
         """
         wait = self._waits[key]
-        wait.pause_s = members / MEMBERS_PER_SECOND if members > 8 else 0.0
+        crowd_s = max(members / MEMBERS_PER_SECOND, _SHARE_OF_A_STALL * wait.stalled_s)
+        wait.pause_s = crowd_s if members > MEMBERS_FEW else 0.0
         if wait.progress is not None and wait.progress != progress:
             wait.stalled_s = 0.0
         wait.progress = progress

@@ -49,6 +49,8 @@ _log = logging.getLogger(__name__)
 
 POINTER_ROUNDS_MAX: Final = 8
 """How often one pass follows pointers that move under its hands."""
+RETIRED_WATCHED: Final = 16
+"""So many that were retired last are looked at again whenever the log has grown."""
 REMOVAL_KEPT_S: Final = 60.0
 TOMBSTONE_KEPT_S: Final = 2.0
 """How long a pointer that was removed stays so after the log gave it another value."""
@@ -70,6 +72,9 @@ class Publication:
         self._events = node.events
         self._invalidations = node.invalidations
         self._clock = node.clock
+        self._turns = node.turns
+        self._hidden: set[tuple[str, str]] = set()
+        self._committed_at: dict[tuple[str, str], float] = {}
         self._done_to: dict[str, int] = {}
         self._moved_at: dict[int, float] = {}
         self._retired_at: dict[int, float] = {}
@@ -89,6 +94,9 @@ class Publication:
             did = self._unpublish_retired(log) or did
             self._set_pointers(log)
             self._done_to[run] = length
+        elif log.look(_unpublished):
+            # Somebody else's turn, until that one has had its time.
+            did = self._publish_all(log) or did
         did = self._settle_pending(log) or did
         return self._retire(log) or did
 
@@ -106,6 +114,7 @@ class Publication:
             self._adopt(log, row.run_ino, view)
         self._invalidations.name(row.run_ino, row.name)
         self._voter.forget(row.id)
+        self._membership.forget(log.run, row.attempt)
         return True
 
     def _take_replaced(self, log: RunLog) -> bool:
@@ -162,6 +171,8 @@ class Publication:
 
     def _publish_all(self, log: RunLog) -> bool:
         def publish(attempt: str) -> bool:
+            if not self._is_my_turn(log, attempt):
+                return False
             with self._store.lock_run(log.run):
                 log.refresh()
                 if attempt not in log.look(_unpublished):
@@ -170,6 +181,14 @@ class Publication:
                 return True
 
         return _each(log.look(_unpublished), publish)
+
+    def _is_my_turn(self, log: RunLog, attempt: str) -> bool:
+        """Who committed it publishes it; the others in their turn, should that one be dead."""
+        view = self._view(log, attempt)
+        now_s = self._clock.monotonic()
+        since_s = self._committed_at.setdefault((log.run, attempt), now_s)
+        first = view.decided_by if view is not None else ""
+        return self._turns.is_mine(log.run, attempt, first, now_s - since_s)
 
     def _publish(self, log: RunLog, attempt: str) -> None:
         view = self._view(log, attempt)
@@ -211,11 +230,16 @@ class Publication:
 
     def _unpublish_retired(self, log: RunLog) -> bool:
         did = False
-        for name, attempt in log.look(lambda state: list(state.retired.items())):
+        retired = log.look(lambda state: list(state.retired.items()))
+        for place, (name, attempt) in enumerate(retired):
+            if (log.run, attempt) in self._hidden and place < len(retired) - RETIRED_WATCHED:
+                continue
             if self._store.published_attempt(log.run, name) == attempt:
                 self._store.unpublish(log.run, name, attempt)
                 _log.info("unpublished run=%s name=%s attempt=%s", log.run, name, attempt)
                 did = True
+            # Who would show it again, having been slow, asks itself afterwards.
+            self._hidden.add((log.run, attempt))
         return did
 
     def _set_pointers(self, log: RunLog) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from ckptgate.engine.decide import Decider
+from ckptgate.engine.decide import OWN_WORK_FACTOR, Decider
 from ckptgate.engine.events import Events
 from ckptgate.engine.evict import Evictor
 from ckptgate.engine.jobs import Backoff
@@ -29,6 +29,7 @@ from ckptgate.engine.seals import Sealer
 from ckptgate.engine.settings import PublisherSettings
 from ckptgate.engine.sightings import Reclaimed
 from ckptgate.engine.staging import Stager
+from ckptgate.engine.turns import Turns
 from ckptgate.engine.uploads import Uploader
 from ckptgate.engine.votes import Voter
 from ckptgate.errors import CkptError, TransientStoreError
@@ -45,6 +46,8 @@ _log = logging.getLogger(__name__)
 _UNDECIDED: Final = (AttemptState.OPEN, AttemptState.SEALED)
 _MIN_PAUSE_S: Final = 0.005
 _PAUSE_FACTOR: Final = 4
+_STILL_SHARE: Final = 0.1
+"""Of the time in which nothing moved, until the next look while something is undecided."""
 
 _DURABLE_INTERVAL_S: Final = 1.0
 
@@ -76,6 +79,12 @@ class Publisher:
             events=events,
             invalidations=invalidations,
             settings=settings,
+            turns=Turns(
+                member=member,
+                member_ids=membership.member_ids,
+                first_wait_s=settings.survivor_delay_s,
+                doubled_until_s=(OWN_WORK_FACTOR + 1) * settings.commit_deadline_s,
+            ),
         )
         self._spool = spool
         self._logs = logs
@@ -114,18 +123,22 @@ class Publisher:
 
     def run(self, stop: threading.Event, wait: Callable[[float], object]) -> None:
         """Step until *stop* is set; *wait* sleeps up to that many seconds, less when woken."""
+        moved_at = self._clock.monotonic()
         while not stop.is_set():
             began = self._clock.monotonic()
             did = self.step()
             if did:
+                moved_at = began
                 # Also keeps the journal short, which so stays within the room it has.
                 self._guard_all("the spool's journal", self._make_durable)
             took_s = self._clock.monotonic() - began
             if did:
                 pause_s = _MIN_PAUSE_S
             elif self._is_busy or self._undecided():
-                # A look at very many files takes its time: it is done less often then.
-                pause_s = max(self._settings.busy_interval_s, _PAUSE_FACTOR * took_s)
+                # A look at very many files takes its time: it is done less often then. And while
+                # nothing moves, many members must not all ask the store five times a second.
+                still_s = min(_STILL_SHARE * (began - moved_at), self._settings.idle_interval_s)
+                pause_s = max(self._settings.busy_interval_s, still_s, _PAUSE_FACTOR * took_s)
             else:
                 pause_s = self._settings.idle_interval_s
             if not stop.is_set():

@@ -18,7 +18,13 @@ from ckptgate.engine.manifests import check_entry_keys
 from ckptgate.errors import IntegrityError, InvalidNameError, MissingError
 from ckptgate.model.documents import MAX_DOCUMENT_BYTES, Member, NameOp, Vote, decode
 from ckptgate.model.ids import check_member_id
-from ckptgate.model.layout import member_key, members_prefix, names_key, vote_key
+from ckptgate.model.layout import (
+    member_key,
+    members_prefix,
+    movers_prefix,
+    names_key,
+    vote_key,
+)
 from ckptgate.ports.store import Records
 
 __all__ = ["Rolls"]
@@ -52,19 +58,33 @@ class Rolls:
             IntegrityError: a member object is torn, edited, or under another's name.
             TransientStoreError: the store did not answer.
         """
-        prefix = members_prefix(run, attempt)
-        names = self._store.children(prefix)
-        if len(names) > MEMBERS_MAX:
-            msg = f"{prefix} lists {len(names)} members, at most {MEMBERS_MAX} are possible"
-            raise IntegrityError(msg, subject=prefix)
         known = self._roll(run, attempt).members
         result: dict[str, Member] = {}
-        for name in names:
-            member = _member_of(name, prefix)
+        for member in self.member_ids(run, attempt):
             document = known.get(member) or self._read_member(run, attempt, member)
             known[member] = document
             result[member] = document
         return result
+
+    def member_ids(self, run: str, attempt: str) -> list[str]:
+        """Ids of all registered members, sorted: one listing. Raises as `members`."""
+        return self._listed(members_prefix(run, attempt))
+
+    def movers(self, run: str, attempt: str) -> list[str]:
+        """Ids of the members that renamed or removed a directory. Raises as `members`."""
+        return self._listed(movers_prefix(run, attempt))
+
+    def _listed(self, prefix: str) -> list[str]:
+        names = self._store.children(prefix)
+        if len(names) > MEMBERS_MAX:
+            msg = f"{prefix} lists {len(names)} members, at most {MEMBERS_MAX} are possible"
+            raise IntegrityError(msg, subject=prefix)
+        return [_member_of(name, prefix) for name in names]
+
+    def forget(self, run: str, attempt: str) -> None:
+        """The attempt is decided: what its members said isn't asked for again."""
+        with self._lock:
+            self._rolls.pop((run, attempt), None)
 
     def newest_votes(
         self,
@@ -72,6 +92,8 @@ class Rolls:
         attempt: str,
         members: Iterable[str],
         known_counts: Callable[[str], int] = lambda _member: 0,
+        *,
+        is_waiting: bool = False,
     ) -> dict[str, Vote]:
         """The newest vote of each of *members* that has one.
 
@@ -80,6 +102,8 @@ class Rolls:
             attempt: which attempt.
             members: whose votes.
             known_counts: how many votes of a member are known to exist, to begin there.
+            is_waiting: a final vote that is known is taken for the newest, as long as others are
+                waited for; what is decided in the end is read without it.
 
         Raises:
             IntegrityError: a vote is torn, edited, hostile, or another's; names its key.
@@ -87,7 +111,13 @@ class Rolls:
         """
         votes = self._roll(run, attempt).votes
         result: dict[str, Vote] = {}
-        for member in members:
+        asked = list(members)
+        final = {member for member in asked if member in votes and votes[member].is_final}
+        skipped = final if is_waiting and len(final) < len(asked) else frozenset[str]()
+        for member in asked:
+            if member in skipped:
+                result[member] = votes[member]
+                continue
             newest = self._newest_vote(run, attempt, member, votes.get(member), known_counts)
             if newest is not None:
                 votes[member] = newest

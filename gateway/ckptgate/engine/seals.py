@@ -53,6 +53,7 @@ class Sealer:
         self._patience = Patience(node.clock, node.settings.commit_deadline_s)
         self._idle = Patience(node.clock, node.settings.abandon_after_s)
         self._pace = Pace(node.clock)
+        self._turns = node.turns
 
     def step(self, row: AttemptRow) -> bool:
         """One pass over an undecided attempt that has no SEAL in the log; True if it moved.
@@ -111,7 +112,7 @@ class Sealer:
     def _sees_all_ranks(self, row: AttemptRow) -> bool:
         """Whether the votes show that every rank committed.
 
-        The member with rank 0 looks at every pass, the others a little later, so that many members
+        The member with rank 0 looks at every pass, the others in their turn, so that many members
         don't all read all votes.
         """
         own = self._spool.rank_commits(row.id)
@@ -119,7 +120,7 @@ class Sealer:
             return False
         key = (row.run, row.attempt)
         self._patience.look(key, 0)
-        is_first = 0 in own or self._patience.seen_s(key) >= self._settings.survivor_delay_s
+        is_first = 0 in own or self._turns.is_mine(*key, "", self._patience.seen_s(key))
         if not is_first or not self._patience.is_due(key):
             return False
         members = self._membership.members(row.run, row.attempt)
@@ -131,6 +132,10 @@ class Sealer:
         owed = self._voter.owes(row)
         if owed or not self._is_quiet(row):
             self._show(row, [*owed, *self._uncommitted(row)])
+            return False
+        if is_shared_job(row.job_key) and not self._turns.is_mine(
+            row.run, row.attempt, "", self._quiet_s(row) - self._settings.quiescence_s
+        ):
             return False
         vote, _ = self._voter.build(row)
         if not any(entry.type is EntryType.FILE for entry in vote.entries):
@@ -147,12 +152,14 @@ class Sealer:
         return not verdict.missing
 
     def _is_quiet(self, row: AttemptRow) -> bool:
-        quiet_s = (self._clock.now_ns() - max(row.write_ns, row.created_ns)) / 1e9
         return (
-            quiet_s >= self._settings.quiescence_s
+            self._quiet_s(row) >= self._settings.quiescence_s
             and row.state is AttemptState.OPEN
             and not self._settings.patterns.is_temporary(row.name)
         )
+
+    def _quiet_s(self, row: AttemptRow) -> float:
+        return (self._clock.now_ns() - max(row.write_ns, row.created_ns)) / 1e9
 
     def _uncommitted(self, row: AttemptRow) -> list[str]:
         """Explicit commits that this node has not seen, once there was a first one."""

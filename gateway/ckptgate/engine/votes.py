@@ -253,8 +253,8 @@ class Voter:
         # Cheap first: most looks end here. What takes long is done before the transaction.
         if not self._is_quiet(attempt) or any(changed_files(self._spool, attempt)):
             return False
-        if is_shared_job(attempt.job_key):
-            self._membership.refresh_shared(attempt.id)
+        if self._membership.refresh_moves(attempt):
+            return True
         with self._spool.transaction():
             row = self._spool.attempt(attempt.id)
             if row is None or row.state not in _UNDECIDED or not self._may_be_final(row):

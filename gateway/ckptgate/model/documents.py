@@ -36,6 +36,7 @@ __all__ = [
     "Intent",
     "Manifest",
     "Member",
+    "Mover",
     "NameOp",
     "NameOpKind",
     "PointerKind",
@@ -232,6 +233,23 @@ class Member(Document, frozen=True, kw_only=True):
     joined_at: str
     ranks: tuple[_Rank, ...] = ()
     world_size: _WorldSize | None = None
+
+    def __post_init__(self) -> None:
+        check_attempt_id(self.attempt)
+        check_member_id(self.member)
+
+
+class Mover(Document, frozen=True, kw_only=True):
+    """`movers/<member>.json`: some of this member's name operations aren't `mkdir`.
+
+    Written before the first of them. A directory that others made is no matter of a member that
+    has nothing in it, but a renamed one may hold its files: so it reads what movers did, and not
+    what each member made.
+    """
+
+    format: int = FORMAT_VERSION
+    attempt: str
+    member: str
 
     def __post_init__(self) -> None:
         check_attempt_id(self.attempt)

@@ -70,6 +70,7 @@ class AttemptView:
         is_published: its PUBLISHED is in the log.
         base: the attempt that it is a revision of, once committed; "" for none.
         is_reclaimed: its bytes are being removed from the store, or are gone.
+        sealed_by, decided_by: members that wrote its SEAL, and its COMMIT or ABORT; "" before.
     """
 
     attempt: str
@@ -85,6 +86,8 @@ class AttemptView:
     is_published: bool = False
     base: str = ""
     is_reclaimed: bool = False
+    sealed_by: str = ""
+    decided_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,18 +194,18 @@ class FoldedRun:
             or any(self.attempts[attempt].name == name for attempt in self._undecided)
         )
 
-    def fold(self, entry: Entry, index: int) -> None:
-        """Take over *entry* from slot *index*; the rules must have been checked before."""
+    def fold(self, entry: Entry, index: int, member: str = "") -> None:
+        """Take over *entry* of *member* from slot *index*; the rules were checked before."""
         match entry:
             case Fence():
                 self.generation = entry.generation
                 self.fences[entry.job_key] = entry.generation
             case Seal() | Close() | Commit() | Abort() | Published():
-                self._fold_attempt_entry(entry, index)
+                self._fold_attempt_entry(entry, index, member)
             case Retire() | Reclaim() | Point() | Pin() | Hold() | Quarantine():
                 self._fold_name_entry(entry, index)
 
-    def _fold_attempt_entry(self, entry: AttemptEntry, index: int) -> None:
+    def _fold_attempt_entry(self, entry: AttemptEntry, index: int, member: str) -> None:
         match entry:
             case Seal():
                 self.names.add(entry.name)
@@ -214,18 +217,19 @@ class FoldedRun:
                         state=AttemptPhase.SEALED,
                         generation=entry.generation,
                         seal_index=index,
+                        sealed_by=member,
                     )
                 )
             case Close():
                 self._change(entry.attempt, state=AttemptPhase.CLOSED, close_index=index)
             case Commit():
-                self._fold_commit(entry, index)
+                self._fold_commit(entry, index, member)
             case Abort():
-                self._fold_abort(entry, index)
+                self._fold_abort(entry, index, member)
             case Published():
                 self._change(entry.attempt, is_published=True)
 
-    def _fold_commit(self, entry: Commit, index: int) -> None:
+    def _fold_commit(self, entry: Commit, index: int, member: str) -> None:
         name, seal_index = entry.name, self.attempts[entry.attempt].seal_index
         self._undecided.pop(entry.attempt)
         self._change(
@@ -234,6 +238,7 @@ class FoldedRun:
             decision_index=index,
             manifest=entry.manifest,
             base=entry.base,
+            decided_by=member,
         )
         # Taken out first, so that `current` stays in the order of the COMMITs.
         self.current.pop(name, None)
@@ -247,7 +252,7 @@ class FoldedRun:
         if LATEST not in self.owned_pointers and not self.is_checkpoint(LATEST):
             self._move(_implied_latest(name), seal_index)
 
-    def _fold_abort(self, entry: Abort, index: int) -> None:
+    def _fold_abort(self, entry: Abort, index: int, member: str) -> None:
         attempt = entry.attempt
         if attempt not in self.attempts:
             name = split_attempt_id(attempt)[0]
@@ -259,6 +264,7 @@ class FoldedRun:
             decision_index=index,
             reason=entry.reason,
             missing=entry.missing,
+            decided_by=member,
         )
 
     def _fold_name_entry(self, entry: NameEntry, index: int) -> None:

@@ -25,6 +25,8 @@ __all__ = [
     "manifest_key",
     "member_key",
     "members_prefix",
+    "mover_key",
+    "movers_prefix",
     "names_key",
     "vote_key",
 ]
@@ -86,6 +88,16 @@ def members_prefix(run: str, attempt: str) -> str:
 def member_key(run: str, attempt: str, member: str) -> str:
     """One `Member` of the attempt."""
     return join_key(members_prefix(run, attempt), f"{member}.json")
+
+
+def movers_prefix(run: str, attempt: str) -> str:
+    """Directory of the members that renamed or removed a directory; it is listed, too."""
+    return join_key(attempt_prefix(run, attempt), "movers")
+
+
+def mover_key(run: str, attempt: str, member: str) -> str:
+    """One `Mover` of the attempt."""
+    return join_key(movers_prefix(run, attempt), f"{member}.json")
 
 
 def names_key(run: str, attempt: str, member: str, n: int) -> str:

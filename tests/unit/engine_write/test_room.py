@@ -14,6 +14,7 @@ from ckptgate.engine.evict import Evictor, Room
 from ckptgate.engine.fetch import Fetcher
 from ckptgate.engine.node import Node
 from ckptgate.engine.settings import PublisherSettings
+from ckptgate.engine.turns import Turns
 from ckptgate.model.states import AttemptState
 from ckptgate.ports.spool import NO_FILE, AttemptRow, HandleRow, LocalBytes
 from ckptgate_adapters.posix_store import PosixStore
@@ -36,6 +37,12 @@ def evictor(
         events=node.events,
         invalidations=node.forgotten,
         settings=PublisherSettings(spool_free_min_share=0.3, spool_free_target_share=0.5),
+        turns=Turns(
+            member=node.member,
+            member_ids=node.membership.member_ids,
+            first_wait_s=5.0,
+            doubled_until_s=600.0,
+        ),
     )
     return Evictor(wired, room=room or (lambda _path: Room(total=TOTAL, free=free)))
 
