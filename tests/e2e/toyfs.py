@@ -360,6 +360,9 @@ class ToyFs:
             self.reopen(fh)
         os.fsync(self.fds[fh])
 
+    def write_failed(self, caller: Caller, fh: int, number: int) -> None:
+        return
+
     def fsyncdir(self, caller: Caller, ino: int) -> None:
         return
 

@@ -754,15 +754,54 @@ def test_dropping_a_file_removes_its_bytes_once_it_is_committed(spool):
         with spool.transaction():
             spool.drop_file(file.file)
         assert os.path.exists(path)
-    assert not os.path.exists(path)
     assert spool.file(file.file) is None
     spool.drop_file(file.file)
+    spool.close()
+    assert not os.path.exists(path)
+
+
+def test_bytes_go_only_once_their_rows_end_is_durable(spool, monkeypatch):
+    """I11: a power loss may bring a row back whose transaction wasn't synced: with its bytes."""
+    file = spool.add_file()
+    path = spool.data_path(file.file)
+    with open(path, "wb") as stream:
+        stream.write(b"x")
+    seen: list[bool] = []
+    sync = spool._durability.sync
+
+    def make_durable() -> None:
+        seen.append(os.path.exists(path))
+        sync()
+
+    monkeypatch.setattr(spool._removal, "_make_durable", make_durable)
+    spool.drop_file(file.file)
+    spool.close()
+    assert seen == [True]
+    assert not os.path.exists(path)
+
+
+def test_bytes_stay_where_their_rows_end_cannot_be_made_durable(spool, monkeypatch, caplog):
+    """I11: they are an orphan, which the next start removes."""
+    file = spool.add_file()
+    path = spool.data_path(file.file)
+    with open(path, "wb") as stream:
+        stream.write(b"x")
+
+    def fail() -> None:
+        raise UnusableError("injected")
+
+    monkeypatch.setattr(spool._removal, "_make_durable", fail)
+    spool.drop_file(file.file)
+    spool.close()
+    assert os.path.exists(path)
+    assert "spool-files-kept" in caplog.text
 
 
 def test_a_spool_file_that_cannot_be_removed_is_logged_only(spool, caplog):
     file = spool.add_file()
     os.mkdir(spool.data_path(file.file))
     spool.drop_file(file.file)
+    spool.close()
     assert "spool-file-not-removed" in caplog.text
 
 

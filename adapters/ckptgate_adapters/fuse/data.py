@@ -11,6 +11,7 @@ or does not go well, they leave to `read` and `write`.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from typing import Final
 
@@ -29,6 +30,8 @@ __all__ = [
     "write",
     "write_at_once",
 ]
+
+_log = logging.getLogger(__name__)
 
 COPY_BYTES_MAX: Final = 256 << 20
 """Of one COPY_FILE_RANGE, so that an interrupt is never far; callers go on from there."""
@@ -89,22 +92,33 @@ def write(context: Context, request: Request) -> Reply:
     handle = _with_fd(context, request.node, fh)
     if flags & wire.WRITE_KILL_SUIDGID:
         kill_privileges(context, request.caller, request.node, fh)
-    done = _write_all(handle.fd, request.payload, size, offset)
+    done, failure = _write_all(handle.fd, request.payload, size, offset)
+    if failure is not None:
+        _report(context, request, fh, failure)
+        if not done:
+            raise failure
+        # The caller's next write meets the error.
     return Reply((wire.WRITE_OUT.pack(done, 0),))
 
 
-def _write_all(fd: int, payload: Buffer, size: int, offset: int) -> int:
+def _write_all(fd: int, payload: Buffer, size: int, offset: int) -> tuple[int, OSError | None]:
+    """How much was written, and what ended it."""
     data = memoryview(payload)[:size]
     done = 0
     while done < len(data):
         try:
             done += os.pwrite(fd, data[done:], offset + done)
-        except OSError:
-            if done:
-                # The caller's next write meets the error.
-                return done
-            raise
-    return done
+        except OSError as exc:
+            return done, exc
+    return done, None
+
+
+def _report(context: Context, request: Request, fh: int, failure: OSError) -> None:
+    try:
+        context.fs.write_failed(request.caller, fh, failure.errno or errno.EIO)
+    except OSError as exc:
+        # What the caller must hear is the failure of its write.
+        _log.warning("failed-write-not-noted node=%d error=%s", request.node, exc)
 
 
 def _with_fd(context: Context, ino: int, fh: int) -> Handle:

@@ -17,6 +17,7 @@ from ckptgate.model.states import FileState, advance_file
 from ckptgate.ports.spool import FileRow, LocalBytes, NodeRow
 from ckptgate_adapters.sqlite_spool.connection import Database
 from ckptgate_adapters.sqlite_spool.numbers import Numbers
+from ckptgate_adapters.sqlite_spool.removal import Removal, remove
 from ckptgate_adapters.sqlite_spool.rows import FILES, NODES
 from ckptgate_adapters.sqlite_spool.usage import Usage
 
@@ -86,6 +87,7 @@ class FilePart:
     _data: str
     _usage: Usage
     _file_numbers: Numbers
+    _removal: Removal
 
     def add_file(
         self, *, local: LocalBytes = LocalBytes.FULL, state: FileState = FileState.OPEN
@@ -131,7 +133,13 @@ class FilePart:
             self._db.run(FILES.delete, (file,), keeps=True)
             self._db.keep(self._db.kept().files, file, None)
             # After the commit only: a rollback brings the row back, but never the bytes.
-            self._db.after_commit(partial(_remove, self.data_path(file)))
+            self._db.after_commit(partial(self._removal.add, self.data_path(file)))
+
+    def files_in(self, states: Iterable[FileState]) -> list[FileRow]:
+        wanted = sorted({state.value for state in states})
+        where = ", ".join("?" * len(wanted))
+        rows = self._db.all(f"{FILES.select} WHERE state IN ({where}) ORDER BY file", wanted)
+        return [FILES.build(row) for row in rows]
 
     def files_of_attempt(
         self, attempt: int, *, states: Iterable[FileState] | None = None
@@ -161,6 +169,10 @@ class FilePart:
 
     def data_path(self, file: int) -> str:
         return f"{self._data}/{file % DATA_FANOUT:02x}/{file}"
+
+    def finish_removals(self) -> None:
+        """Return when the bytes of all dropped files are gone, or can't be removed."""
+        self._removal.finish()
 
     def unreferenced_files(self) -> list[int]:
         return [row[0] for row in self._db.all(_UNREFERENCED)]
@@ -196,13 +208,13 @@ class FilePart:
         with self._db.transaction:
             if name.isdecimal() and self.file(int(name)) is not None:
                 return False
-            _remove(path)
+            remove(path)
         return True
 
     def drop_orphans(self) -> int:
         strays = self.stray_files()
         for path, _ in strays:
-            _remove(path)
+            remove(path)
         rows = self.unreferenced_files()
         for file in rows:
             self.drop_file(file)
@@ -218,12 +230,3 @@ def _is_known(name: str, known: set[int]) -> bool:
 
 def _missing(file: int) -> MissingError:
     return MissingError(f"file {file} is not in the spool", subject=str(file))
-
-
-def _remove(path: str) -> None:
-    """Remove a spool file; what can't be removed is an orphan, and no reason to fail."""
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-    except OSError as exc:
-        _log.warning("spool-file-not-removed path=%s error=%s", path, exc)

@@ -28,6 +28,7 @@ from ckptgate_adapters.sqlite_spool.handles import HandlePart
 from ckptgate_adapters.sqlite_spool.nodes import NodePart
 from ckptgate_adapters.sqlite_spool.numbers import NEXT_FILE, NEXT_HANDLE, NEXT_NODE, Numbers
 from ckptgate_adapters.sqlite_spool.place import check_local, check_unused, find_database, prepare
+from ckptgate_adapters.sqlite_spool.removal import Removal
 from ckptgate_adapters.sqlite_spool.rows import NODES
 from ckptgate_adapters.sqlite_spool.settings import SettingsPart, TransactionPart
 from ckptgate_adapters.sqlite_spool.usage import Usage
@@ -58,6 +59,7 @@ class SqliteSpool(
         self._db = database
         self._usage = Usage(f"{self._data}/{number:02x}" for number in range(DATA_FANOUT))
         self._durability = Durability(database.path)
+        self._removal = Removal(self._durability.sync)
         self._node_numbers = Numbers(database, NEXT_NODE)
         self._file_numbers = Numbers(database, NEXT_FILE)
         self._handle_numbers = Numbers(database, NEXT_HANDLE)
@@ -101,6 +103,7 @@ class SqliteSpool(
 
     def close(self) -> None:
         """Close this process's connections; a repeat is a success."""
+        self._removal.finish()
         self._durability.close()
         self._db.close()
 

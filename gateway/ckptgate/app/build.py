@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ckptgate.app.config import Config
 from ckptgate.app.units import parse_seconds
 from ckptgate.engine.catalog import StoreCatalog
-from ckptgate.engine.events import Events
+from ckptgate.engine.events import EVENTS_FILE, Events
 from ckptgate.engine.membership import Membership
 from ckptgate.engine.publisher import Publisher
 from ckptgate.engine.runlog import RunLogs
@@ -49,7 +49,7 @@ def build_parts(config: Config) -> Parts:
     clock, ids = SystemClock(), SystemIds()
     member = spool.get_meta("member") or ""
     logs = RunLogs(store, clock=clock, ids=ids, member=member)
-    events = Events(os.path.join(config.spool, "events.jsonl"), clock=clock)
+    events = Events(os.path.join(config.spool, EVENTS_FILE), clock=clock)
     membership = Membership(
         store=store,
         spool=spool,

@@ -25,10 +25,13 @@ import msgspec
 from ckptgate.app.config import Config
 from ckptgate.app.mountpoints import end_session, is_mounted, prepare_mountpoint
 from ckptgate.app.registry import MountInfo, forget_mount, process_start, register_mount
-from ckptgate.errors import UnusableError
+from ckptgate.engine.events import EVENTS_FILE, Events
+from ckptgate.engine.powerloss import begin_boot, end_clean
+from ckptgate.errors import CkptError, UnusableError
 from ckptgate_adapters.fuse.channel import MountOptions, mount, unmount
 from ckptgate_adapters.posix_store import PosixStore
 from ckptgate_adapters.sqlite_spool import SpoolLock, SqliteSpool
+from ckptgate_adapters.system_clock import SystemClock
 
 __all__ = ["CONFIG_FILE", "SESSION_FILE", "Supervisor"]
 
@@ -36,11 +39,21 @@ _log = logging.getLogger(__name__)
 
 CONFIG_FILE: Final = "config.json"
 SESSION_FILE: Final = "session.state"
+_BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _RESTART_DELAY_S: Final = 0.2
 _RESTARTS_MAX: Final = 20
 _RESTART_WINDOW_S: Final = 60.0
 _READY_TIMEOUT_S: Final = 30.0
 _STOP_TIMEOUT_S: Final = 45.0
+
+
+def _boot_id() -> str:
+    """Of the running kernel; "" where there is none."""
+    try:
+        with open(_BOOT_ID, encoding="ascii") as stream:
+            return stream.read().strip()
+    except OSError:
+        return ""
 
 
 def _ignore(number: int, frame: object) -> None:
@@ -114,8 +127,8 @@ class Supervisor:
             config.spool, store_url=store.url, host=os.uname().nodename
         ).close()
         with SpoolLock(config.spool, mountpoint=config.mountpoint), self._signals() as signal_fd:
+            self._open_spool()
             self._write_config()
-            self._drop_left_over()
             device = mount(config.mountpoint, MountOptions(fsname=config.store))
             try:
                 self._supervise(device, signal_fd, ready_fd)
@@ -125,15 +138,24 @@ class Supervisor:
                 os.close(device)
                 if is_mounted(config.mountpoint):
                     end_session(config.mountpoint)
+                self._close_spool()
 
-    def _drop_left_over(self) -> None:
-        """What a crash left in the spool; nobody else has it open now."""
+    def _open_spool(self) -> None:
+        """See to what a power loss or a crash left in the spool; nobody else has it open now."""
         spool = SqliteSpool.attach(self._config.spool)
-        try:
+        with contextlib.closing(spool):
+            events = Events(os.path.join(self._config.spool, EVENTS_FILE), clock=SystemClock())
+            begin_boot(spool, _boot_id(), events)
             spool.clear_handles()
             spool.drop_orphans()
-        finally:
-            spool.close()
+
+    def _close_spool(self) -> None:
+        """Nobody uses it any more: have everything on disk, or leave it to the next start."""
+        try:
+            with contextlib.closing(SqliteSpool.attach(self._config.spool)) as spool:
+                end_clean(spool)
+        except (CkptError, OSError) as exc:
+            _log.warning("spool-not-synced spool=%s error=%s", self._config.spool, exc)
 
     def _write_config(self) -> None:
         path = os.path.join(self._config.spool, CONFIG_FILE)

@@ -274,6 +274,10 @@ class Decider:
         event = self._seal_of(case).event
         lines = self._owed.lines(case.row, event, verdict, members, votes)
         self._show_missing(case.row, lines)
+        if case.row is not None and self._owed.is_lost(case.row):
+            self._append_abort(case.run, case.view.attempt, case.row.reason, _limited(lines))
+            self._patience.forget(case.key)
+            return True
         limit_s = self._settings.commit_deadline_s
         if case.row is not None and self._owed.is_own_work_left(case.row):
             limit_s *= OWN_WORK_FACTOR

@@ -18,10 +18,12 @@ import msgspec
 
 from ckptgate.ports.clock import Clock
 
-__all__ = ["Event", "Events"]
+__all__ = ["EVENTS_FILE", "Event", "Events"]
 
 _log = logging.getLogger(__name__)
 
+EVENTS_FILE: Final = "events.jsonl"
+"""Its name in the spool."""
 FILE_BYTES_MAX: Final = 8 * 1024 * 1024
 """At this size the file is renamed to `events.jsonl.1` (the previous one goes) and begun anew."""
 TAIL_BYTES: Final = 512 * 1024

@@ -13,7 +13,7 @@ from ckptgate.engine.node import Node
 from ckptgate.engine.votes import Voter
 from ckptgate.model.documents import Member, Vote
 from ckptgate.model.entries import SealEvent
-from ckptgate.model.states import FileState
+from ckptgate.model.states import POWER_LOST, FileState
 from ckptgate.ports.spool import AttemptRow
 
 __all__ = ["Owed"]
@@ -62,6 +62,13 @@ class Owed:
             row.run, row.attempt, event, members, {**votes, self._member: vote}, waiting=waiting
         )
         return [*own, *(str(item) for item in later.missing)]
+
+    def is_lost(self, row: AttemptRow) -> bool:
+        """Whether bytes that this member owes are lost for good: nobody writes them again."""
+        if row.is_voted:
+            return False
+        waiting = self._spool.files_of_attempt(row.id, states=(FileState.QUIET,))
+        return any(file.evidence.problem.startswith(POWER_LOST) for _, _, file in waiting)
 
     def is_own_work_left(self, row: AttemptRow) -> bool:
         """Whether what this member owes is only for the gateway itself to do."""

@@ -195,6 +195,8 @@ class Sealer:
                 detail=row.detail,
             )
 
+        # A SEAL says that all names are there: after a power loss they still must be.
+        self._spool.make_durable()
         try:
             record = self._logs.get(row.run).append(decide)
         except RefusedError as exc:

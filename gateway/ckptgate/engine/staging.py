@@ -35,7 +35,7 @@ from ckptgate.engine.pace import Pace
 from ckptgate.errors import CkptError
 from ckptgate.formats.containers import check_container
 from ckptgate.model.documents import Evidence
-from ckptgate.model.states import AttemptState, FileState
+from ckptgate.model.states import FSYNC_FAILED, AttemptState, FileState, must_be_rewritten
 from ckptgate.ports.spool import (
     AttemptRow,
     FileRow,
@@ -45,12 +45,9 @@ from ckptgate.ports.spool import (
     Spool,
 )
 
-__all__ = ["FSYNC_FAILED", "Stager", "changed_files"]
+__all__ = ["Stager", "changed_files"]
 
 _log = logging.getLogger(__name__)
-
-FSYNC_FAILED: Final = "fsync failed"
-"""How `Evidence.problem` begins for bytes that may not be on the disk."""
 
 _UNDECIDED: Final = (AttemptState.OPEN, AttemptState.SEALED)
 _DIGESTED: Final = (FileState.DIGESTED, FileState.STORED)
@@ -174,7 +171,7 @@ class Stager:
     def _is_ready(self, file: FileRow, written: Container[int]) -> bool:
         if not self._backoff.is_due(file.file):
             return False
-        if file.evidence.problem.startswith(FSYNC_FAILED):
+        if must_be_rewritten(file.evidence.problem):
             return not is_unchanged(file, self._spool.data_path(file.file))
         return file.file not in written
 

@@ -308,6 +308,8 @@ class Voter:
         self._written[row.id] = _Written(same, self._clock.monotonic())
 
     def _write(self, row: AttemptRow, vote: Vote, table: bytes) -> None:
+        # What the others may rely on must not be forgotten by a power loss here.
+        self._spool.make_durable()
         if table:
             self._store.create(full_key(row.run, vote.chunk_table), table)
         for n in range(row.votes_count, row.votes_count + SLOTS_MAX):

@@ -12,11 +12,26 @@ from ckptgate.errors import RefusedError
 __all__ = [
     "ATTEMPT_TRANSITIONS",
     "FILE_TRANSITIONS",
+    "FSYNC_FAILED",
+    "POWER_LOST",
+    "WRITE_FAILED",
     "AttemptState",
     "FileState",
     "advance_attempt",
     "advance_file",
+    "must_be_rewritten",
 ]
+
+FSYNC_FAILED: Final = "fsync failed"
+POWER_LOST: Final = "power was lost"
+WRITE_FAILED: Final = "a write failed"
+"""How `Evidence.problem` begins for bytes of which nobody can say any more what they are: such a
+file counts only once it was written again."""
+
+
+def must_be_rewritten(problem: str) -> bool:
+    """Whether *problem*, a file's, says that its present bytes can't be trusted."""
+    return problem.startswith((FSYNC_FAILED, POWER_LOST, WRITE_FAILED))
 
 
 class FileState(enum.StrEnum):

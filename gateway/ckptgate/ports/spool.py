@@ -164,7 +164,11 @@ class Files(Protocol):
         ...
 
     def drop_file(self, file: int) -> None:
-        """Remove the row, then the spool file."""
+        """Remove the row, and the spool file once a power loss can't bring the row back."""
+        ...
+
+    def files_in(self, states: Iterable[FileState]) -> list[FileRow]:
+        """All files in *states*, oldest first."""
         ...
 
     def files_of_attempt(

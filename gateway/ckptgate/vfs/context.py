@@ -139,6 +139,8 @@ class Memory:
     """(directory, name) that the kernel may not keep, as it is about to move it; see `renames`."""
     is_spool_full: bool = False
     """As `vfs.room` last saw it."""
+    synced: set[int] = field(default_factory=set[int])
+    """Files whose name in the spool's directory is durable."""
     is_inherited: bool = False
     """The kernel knows nodes from before this process, which nobody counted here."""
     resumed: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])

@@ -27,6 +27,7 @@ from ckptgate.vfs import (
     mutate,
     renames,
     room,
+    syncing,
     triggers,
     unused,
     visibility,
@@ -250,13 +251,12 @@ class Vfs:
     def fsync(self, caller: Caller, fh: int, *, data_only: bool) -> None:
         """On return the file survives a power loss, and its name too."""
         del caller
-        handle = self._ctx.memory.files.get(fh)
-        if handle is None:
-            msg = f"handle {fh} is not known"
-            raise MissingError(msg, errno_value=errno.EBADF)
-        if handle.fd >= 0:
-            (os.fdatasync if data_only else os.fsync)(handle.fd)
-        self._ctx.spool.make_durable()
+        syncing.sync(self._ctx, fh, data_only=data_only)
+
+    def write_failed(self, caller: Caller, fh: int, number: int) -> None:
+        """A write of this handle failed with the errno *number*."""
+        del caller
+        syncing.write_failed(self._ctx, fh, number)
 
     def opendir(self, caller: Caller, ino: int) -> int:
         """Open a directory."""

@@ -210,6 +210,7 @@ def test_a_replaced_version_goes_as_soon_as_nobody_uses_it(world):
     assert world.spool.node(known) is not None  # the kernel may still ask for it
     world.vfs.forget([(known, world.vfs._ctx.memory.lookups[known])])
     assert world.spool.node(known) is None
+    world.spool.finish_removals()
     assert not os.path.exists(world.spool.data_path(file))
     newest = world.spool.child(1, "model.pt").ino
     world.vfs.forget([(newest, world.vfs._ctx.memory.lookups.get(newest, 0))])
