@@ -16,7 +16,9 @@ import msgspec
 
 from ckptgate.errors import MissingError
 from ckptgate.model.states import FSYNC_FAILED, WRITE_FAILED, FileState
-from ckptgate.vfs.context import Context, OpenFile
+from ckptgate.ports.spool import NO_FILE
+from ckptgate.vfs.context import Context
+from ckptgate.vfs.openfiles import OpenFile
 
 __all__ = ["sync", "write_failed"]
 
@@ -59,10 +61,11 @@ def _handle(ctx: Context, fh: int) -> OpenFile:
 
 def _sync_spool_name(ctx: Context, handle: OpenFile) -> None:
     """The directory entry of the spool file; once is enough, it never changes."""
-    if handle.file is None or handle.file in ctx.memory.synced:
+    file = handle.row.file
+    if file == NO_FILE or file in ctx.memory.synced:
         return
     fd = os.open(
-        os.path.dirname(ctx.spool.data_path(handle.file)),
+        os.path.dirname(ctx.spool.data_path(file)),
         os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC,
     )
     try:
@@ -72,16 +75,16 @@ def _sync_spool_name(ctx: Context, handle: OpenFile) -> None:
     with ctx.lock:
         if len(ctx.memory.synced) >= _SYNCED_MAX:
             ctx.memory.synced.clear()
-        ctx.memory.synced.add(handle.file)
+        ctx.memory.synced.add(file)
 
 
 def _distrust(ctx: Context, handle: OpenFile, problem: str) -> None:
-    if handle.file is None or handle.fd < 0:
+    if handle.row.file == NO_FILE or handle.fd < 0:
         return
     with ctx.change():
         # The times that tell a later write from this state are those at its failure.
         found = os.fstat(handle.fd)
-        row = ctx.spool.file(handle.file)
+        row = ctx.spool.file(handle.row.file)
         if row is None or row.state not in _UNPROVEN:
             return
         evidence = msgspec.structs.replace(
@@ -94,4 +97,4 @@ def _distrust(ctx: Context, handle: OpenFile, problem: str) -> None:
             ctime_ns=found.st_ctime_ns,
             evidence=evidence,
         )
-    _log.warning("bytes-not-trusted ino=%d problem=%s", handle.ino, problem)
+    _log.warning("bytes-not-trusted ino=%d problem=%s", handle.row.ino, problem)
