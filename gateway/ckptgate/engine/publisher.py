@@ -110,6 +110,11 @@ class Publisher:
 
     def step(self) -> bool:
         """One pass over everything; True if anything was done."""
+        return self._guard_all("the spool", self._pass)
+
+    def _pass(self) -> bool:
+        # Until it is known better, also if the spool can't be read.
+        self._is_busy = True
         did = self._guard_all("plain names", self._mirror.step)
         for row in self._undecided():
             did = self._guard("join", row, self._introduce) or did
@@ -118,6 +123,7 @@ class Publisher:
         self._is_busy = False
         for run in self._runs():
             did = self._guard_all(f"run {run or '/'}", partial(self._step_run, run)) or did
+        self._is_busy = self._is_busy or bool(self._undecided())
         did = self._guard_all("room", self._evictor.step) or did
         return self._guard_all("reclaiming", self._reclaimer.step) or did
 
@@ -134,7 +140,7 @@ class Publisher:
             took_s = self._clock.monotonic() - began
             if did:
                 pause_s = _MIN_PAUSE_S
-            elif self._is_busy or self._undecided():
+            elif self._is_busy:
                 # A look at very many files takes its time: it is done less often then. And while
                 # nothing moves, many members must not all ask the store five times a second.
                 still_s = min(_STILL_SHARE * (began - moved_at), self._settings.idle_interval_s)

@@ -45,6 +45,7 @@ from ckptgate.vfs.interface import (
     SetAttr,
 )
 from ckptgate.vfs.liveness import sweep_dead_handles
+from ckptgate.vfs.releases import Releases
 from ckptgate.vfs.settings import VfsSettings
 
 __all__ = ["Vfs"]
@@ -75,6 +76,7 @@ class Vfs:
             settings=settings or VfsSettings(),
             invalidations=invalidations,
         )
+        self._releases = Releases(self._ctx)
         self._make_root()
 
     def _make_root(self) -> None:
@@ -244,9 +246,12 @@ class Vfs:
             return handles.flush(self._ctx, caller, fh)
 
     def release(self, fh: int) -> None:
-        """The last descriptor is gone."""
-        with self._ctx.atomic():
-            handles.release(self._ctx, fh)
+        """The last descriptor is gone; nobody would hear of a failure, so it is tried again."""
+        self._releases.release(fh)
+
+    def finish_releases(self) -> None:
+        """Try again now what could not be noted before."""
+        self._releases.again()
 
     def fsync(self, caller: Caller, fh: int, *, data_only: bool) -> None:
         """On return the file survives a power loss, and its name too."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tests.gateway_harness import Gateway
 
+from ckptgate.engine.powerloss import begin_boot
 from ckptgate.model.states import AttemptState
 from ckptgate_adapters.posix_store import PosixStore
 
@@ -97,6 +98,7 @@ class Recorded:
                 self.note("committed", row.name)
 
     def run(self) -> None:
+        begin_boot(self.gateway.mount.spool, "before", self.gateway.events)
         self.mkdir("run")
         self.replace_config(1, is_dir_synced=True)
         self.save("step-1")

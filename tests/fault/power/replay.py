@@ -12,77 +12,13 @@ from __future__ import annotations
 
 import os
 import random
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from tests.fault.power.trace import Call, calls, decoded
 
 PAGE = 4096
-CALLS = (
-    "openat,open,creat,close,dup,dup2,dup3,write,pwrite64,pwritev,pwritev2,writev,ftruncate,"
-    "truncate,fallocate,fsync,fdatasync,sync_file_range,rename,renameat,renameat2,link,linkat,"
-    "symlink,symlinkat,unlink,unlinkat,mkdir,mkdirat,rmdir,copy_file_range,sendfile,ioctl"
-)
-_LINE = re.compile(r"^(\d+) +(.*)$")
-_CALL = re.compile(r"^(\w+)\((.*)\) += (-?\d+|\?)(?:.*)$", re.DOTALL)
-_RESUMED = re.compile(r"^<\.\.\. (\w+) resumed>(.*)$", re.DOTALL)
-_IGNORED = ("---", "+++")
-
-
-@dataclass
-class Call:
-    """One finished system call; it began after the call number `began` had ended."""
-
-    name: str
-    arguments: list[str]
-    result: int
-    began: int
-
-
-def calls(trace: Path) -> Iterator[Call]:
-    """The calls of `strace -f -xx -s 1000000 -o TRACE`, in the order in which they ended."""
-    waiting: dict[str, tuple[str, int]] = {}
-    count = 0
-    with open(trace, encoding="ascii") as stream:
-        for line in stream:
-            match = _LINE.match(line.rstrip("\n"))
-            if match is None or match[2].startswith(_IGNORED):
-                continue
-            pid, text, began = match[1], match[2], count
-            if text.endswith(" <unfinished ...>"):
-                waiting[pid] = text.removesuffix(" <unfinished ...>"), count
-                continue
-            resumed = _RESUMED.match(text)
-            if resumed is not None:
-                begun, began = waiting.pop(pid)
-                text = begun + resumed[2]
-            done = _CALL.match(text)
-            if done is None or done[3] == "?":
-                continue
-            count += 1
-            yield Call(done[1], _split(done[2]), int(done[3]), began)
-
-
-def _split(text: str) -> list[str]:
-    """Arguments; strings are hex, so no comma is inside of one."""
-    found: list[str] = []
-    depth = 0
-    for part in re.split(r"([,\[\]{}])", text):
-        if part == "," and not depth:
-            found.append("")
-            continue
-        depth += (part in "[{" and bool(part)) - (part in "]}" and bool(part))
-        if not found:
-            found.append("")
-        found[-1] += part
-    return [item.strip() for item in found]
-
-
-def _bytes(text: str) -> bytes:
-    assert text.startswith('"'), text[:80]
-    assert text.endswith('"'), f"cut by strace: {text[-40:]}"
-    return bytes.fromhex(text[1:-1].replace("\\x", ""))
 
 
 @dataclass
@@ -156,7 +92,7 @@ class Recording:
         return path.startswith((self.base + "/", self.far + "/")) or path in {self.base, self.far}
 
     def _path(self, directory: str, name: str) -> str:
-        path = os.fsdecode(_bytes(name))
+        path = os.fsdecode(decoded(name))
         if not path.startswith("/"):
             if directory == "AT_FDCWD":
                 return ""
@@ -174,7 +110,7 @@ class Recording:
         path = self._path(call.arguments[0], call.arguments[1])
         flags = call.arguments[2].split("|")
         self._fds.pop(call.result, None)
-        if path == "" and os.fsdecode(_bytes(call.arguments[1])) == self.noted:
+        if path == "" and os.fsdecode(decoded(call.arguments[1])) == self.noted:
             path = self.noted
         if not path:
             return
@@ -218,13 +154,13 @@ class Recording:
         fd = int(call.arguments[0])
         if fd in self._fds:
             offset = self._offsets.get(fd, 0)
-            self._write(number, fd, offset, _bytes(call.arguments[1])[: call.result])
+            self._write(number, fd, offset, decoded(call.arguments[1])[: call.result])
             self._offsets[fd] = offset + call.result
 
     def _do_pwrite64(self, number: int, call: Call) -> None:
         fd = int(call.arguments[0])
         if fd in self._fds:
-            data = _bytes(call.arguments[1])[: call.result]
+            data = decoded(call.arguments[1])[: call.result]
             self._write(number, fd, int(call.arguments[3]), data)
 
     def _do_ftruncate(self, number: int, call: Call) -> None:
@@ -317,7 +253,7 @@ class Recording:
         if path:
             inode = self._add(number, path)
             self.entries[-1] = Entry(
-                number, "", path, inode, target=os.fsdecode(_bytes(call.arguments[0]))
+                number, "", path, inode, target=os.fsdecode(decoded(call.arguments[0]))
             )
 
     def _do_mkdir(self, number: int, call: Call) -> None:
@@ -437,4 +373,4 @@ def losses(recording: Recording, count: int, seed: int) -> list[Loss]:
     return every if count >= len(every) else chance.sample(every, count)
 
 
-__all__ = ["CALLS", "Any", "Loss", "Recording", "losses", "restore"]
+__all__ = ["Loss", "Recording", "losses", "restore"]
