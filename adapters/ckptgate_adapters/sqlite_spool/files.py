@@ -218,6 +218,7 @@ class FilePart:
         rows = self.unreferenced_files()
         for file in rows:
             self.drop_file(file)
+        self._removal.finish()
         count = len(strays) + len(rows)
         if count:
             _log.info("orphans-removed spool=%s count=%d", self._data, count)
