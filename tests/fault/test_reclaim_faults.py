@@ -245,7 +245,8 @@ def test_a_publisher_commits_at_any_moment_of_another_gateway_s_round(
             cluster.check_invariants()
 
         slow = Overtaken(cluster.store, at, other)
-        b = cluster.node("b", store=slow)  # type: ignore[arg-type]
+        b = cluster.node("b", store=slow)
+        b.directory()
         slow.count = 0
         sweep(b)
         cluster.check_invariants()
@@ -265,8 +266,9 @@ def test_a_round_happens_at_any_moment_of_a_commit(
 
     def run(cluster: Cluster, at: int) -> bool:
         b = cluster.node("b")
+        b.directory()
         slow = Overtaken(cluster.store, at, lambda: sweep(b))
-        a = cluster.node("a", store=slow)  # type: ignore[arg-type]
+        a = cluster.node("a", store=slow)
         slow.count = 0
         commit_begun(cluster, a, template)
         cluster.check_invariants()
