@@ -1,6 +1,8 @@
 """Unix sockets in the spool: wake-ups, invalidations, and the command line's control socket.
 
-A lost datagram costs latency and nothing else, so sending never blocks and never fails. Socket
+A lost datagram costs latency and nothing else, so sending never blocks and never fails. A wake-up
+is sent only if the receiver began no look at its work since the last one: it marks each beginning
+in a number that all processes have mapped. Socket
 paths are limited to 107 bytes, a spool's path is not: addresses go through a directory descriptor.
 Any thread.
 """
@@ -19,6 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from ckptgate.errors import CkptError, ErrorKind, UnusableError
+from ckptgate_adapters.mapped_number import MappedNumber
 
 __all__ = [
     "CONTROL_SOCKET",
@@ -62,6 +65,11 @@ def _bind(kind: socket.SocketKind, directory: str, name: str) -> socket.socket:
     return sock
 
 
+def _armed_path(directory: str, name: str) -> str:
+    """Where a receiver says that it wants to be woken."""
+    return os.path.join(directory, f"{name}.armed")
+
+
 class _DatagramSender:
     """Sends datagrams to a socket that may come, go and be bound again."""
 
@@ -81,10 +89,13 @@ class DatagramWaker:
 
     def __init__(self, spool_path: str) -> None:
         self._sender = _DatagramSender(spool_path, PUBLISHER_SOCKET)
+        self._armed = MappedNumber(_armed_path(spool_path, PUBLISHER_SOCKET))
 
     def wake(self) -> None:
         """Tell the publisher that there is work."""
-        self._sender.send(b"w")
+        if self._armed.get():
+            self._armed.set(0)
+            self._sender.send(b"w")
 
 
 class DatagramInvalidations:
@@ -107,6 +118,8 @@ class DatagramReceiver:
 
     def __init__(self, spool_path: str, name: str) -> None:
         self._sock = _bind(socket.SOCK_DGRAM, spool_path, name)
+        self._armed = MappedNumber(_armed_path(spool_path, name))
+        self._armed.set(1)
 
     def wait(self, timeout_s: float | None) -> bytes | None:
         """The next datagram, or None after *timeout_s* or when closed."""
@@ -117,15 +130,20 @@ class DatagramReceiver:
             return None
 
     def drain(self) -> None:
-        """Drop what has come meanwhile: one wake-up is as good as many."""
+        """Drop what has come meanwhile: one wake-up is as good as many.
+
+        What is done after this call is seen by the look that follows, or sends another one.
+        """
         self._sock.setblocking(False)
         with contextlib.suppress(OSError):
             while True:
                 self._sock.recv(1 << 16)
+        self._armed.set(1)
 
     def close(self) -> None:
         """Stop receiving."""
         self._sock.close()
+        self._armed.close()
 
 
 class RemoteError(CkptError):

@@ -36,12 +36,15 @@ WAL_BYTES_MAX: Final = 8 * 1024 * 1024
 _STATEMENTS_CACHED: Final = 512
 # Far above what make_durable lets gather: a checkpoint inside of a commit makes a caller wait for
 # two fsyncs, so it is only the last resort of a process that never calls make_durable.
-_AUTOCHECKPOINT_PAGES: Final = 16384
+_AUTOCHECKPOINT_PAGES: Final = 65536
 _CACHE_KIB: Final = 32768
 _V = TypeVar("_V")
 _JOINED: Final = -1
 """Mark of an inner transaction without a savepoint."""
 _PRAGMAS: Final = (
+    # A commit writes whole pages: a create touches about ten, of a few rows each. (A database that
+    # exists keeps its own size.)
+    "PRAGMA page_size = 1024",
     "PRAGMA synchronous = NORMAL",
     f"PRAGMA wal_autocheckpoint = {_AUTOCHECKPOINT_PAGES}",
     f"PRAGMA journal_size_limit = {WAL_BYTES_MAX}",
@@ -95,9 +98,9 @@ class Database:
         self._moment = 0
         self.serial = 0
         """How many transactions were begun."""
-        self.transaction: Final = _Transaction(self, joins=False)
+        self.transaction: Final = _Transaction(self)
         """Entered for one atomic change; one object serves all threads."""
-        self.joined: Final = _Transaction(self, joins=True)
+        self.joined: Final = _Joined(self)
         """The same for calls whose last statement is their only one that changes anything and may
         fail: inside of a transaction they need no savepoint."""
 
@@ -210,7 +213,24 @@ class Database:
         """Another value after any committed change."""
         return self._generation.value()
 
-    def begin(self, *, joins: bool) -> None:
+    def join(self) -> bool:
+        """Join the transaction that this thread is in; False: it is in none. `_Joined` only."""
+        self.lock.acquire()
+        if self._depth:
+            self._marks.append(_JOINED)
+            return True
+        self.lock.release()
+        return False
+
+    def part(self) -> bool:
+        """End a `join`; False: what ends is a transaction of its own. `_Joined` only."""
+        if self._marks[-1] != _JOINED:
+            return False
+        self._marks.pop()
+        self.lock.release()
+        return True
+
+    def begin(self) -> None:
         """Take the lock and start a transaction or an inner one; `_Transaction` only."""
         self.lock.acquire()
         try:
@@ -219,7 +239,7 @@ class Database:
                 self.serial += 1
                 self._is_changed = False
                 self._revalidate()
-            elif not joins:
+            else:
                 if self._undone is not None:
                     raise self._undone
                 self._connection.execute("SAVEPOINT inner_one")
@@ -233,7 +253,7 @@ class Database:
                 self._connection.execute("ROLLBACK")
             self.lock.release()
             raise
-        self._marks.append(_JOINED if self._depth and joins else len(self._after))
+        self._marks.append(len(self._after))
         self._depth += 1
 
     def end(self, *, is_failed: bool) -> None:
@@ -246,8 +266,6 @@ class Database:
         try:
             self._depth -= 1
             mark = self._marks.pop()
-            if mark == _JOINED:
-                return
             if is_failed or self._undone is not None:
                 self._roll_back(mark, is_failed=is_failed)
             elif self._depth:
@@ -326,14 +344,13 @@ class Database:
 class _Transaction:
     """The context manager that `Database.transaction` is; it keeps nothing itself."""
 
-    __slots__ = ("_database", "_joins")
+    __slots__ = ("_database",)
 
-    def __init__(self, database: Database, *, joins: bool) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._joins = joins
 
     def __enter__(self) -> None:
-        self._database.begin(joins=self._joins)
+        self._database.begin()
 
     def __exit__(
         self,
@@ -342,3 +359,22 @@ class _Transaction:
         trace: TracebackType | None,
     ) -> None:
         self._database.end(is_failed=kind is not None)
+
+
+class _Joined(_Transaction):
+    """The context manager that `Database.joined` is: inside of a transaction nearly free."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        if not self._database.join():
+            self._database.begin()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._database.part():
+            self._database.end(is_failed=kind is not None)
