@@ -97,6 +97,9 @@ class FilePart:
             self._db.run(FILES.insert, FILES.values(row, row.file), keeps=True)
             return self._db.keep(self._db.kept().files, row.file, row)
 
+    def next_file(self) -> int:
+        return self._file_numbers.take()
+
     def file(self, file: int) -> FileRow | None:
         db = self._db
         with db.lock:

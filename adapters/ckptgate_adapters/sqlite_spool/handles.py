@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ckptgate.ports.spool import HandleRow
 from ckptgate_adapters.sqlite_spool.connection import Database
+from ckptgate_adapters.sqlite_spool.noted import NotedCloses
 from ckptgate_adapters.sqlite_spool.numbers import Numbers
 from ckptgate_adapters.sqlite_spool.rows import HANDLES
 
@@ -15,6 +16,7 @@ class HandlePart:
 
     _db: Database
     _handle_numbers: Numbers
+    _noted: NotedCloses
 
     def add_handle(self, handle: HandleRow) -> None:
         self._db.run(HANDLES.insert, HANDLES.values(handle, handle.fh))
@@ -52,6 +54,15 @@ class HandlePart:
             found = self.handles()
             self._db.run("DELETE FROM handles")
         return found
+
+    def note_close(self, fh: int, *, is_released: bool) -> bool:
+        return self._noted.note(fh, is_released=is_released)
+
+    def noted_closes(self) -> list[tuple[int, bool]]:
+        return self._noted.all()
+
+    def forget_close(self, fh: int) -> None:
+        self._noted.drop(fh)
 
     def next_handle(self) -> int:
         return self._handle_numbers.take()

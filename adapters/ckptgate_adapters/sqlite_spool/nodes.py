@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from ckptgate.errors import ExistsError, MissingError
-from ckptgate.ports.spool import ROOT_INO, NodeRow
+from ckptgate.model.states import FileState
+from ckptgate.ports.spool import ROOT_INO, FileRow, HandleRow, NodeRow
 from ckptgate_adapters.sqlite_spool.connection import Database
+from ckptgate_adapters.sqlite_spool.creating import CREATE_FILE, create_values
 from ckptgate_adapters.sqlite_spool.numbers import Numbers
 from ckptgate_adapters.sqlite_spool.rows import NODES
 
@@ -47,6 +49,32 @@ class NodePart:
                 return nodes[ino]
             row = db.one(NODES.by_key, (ino,))
             return db.keep(nodes, ino, None if row is None else NODES.build(row))
+
+    def next_node(self) -> int:
+        return self._node_numbers.take()
+
+    def create_file(self, parent: int, name: str, node: NodeRow, handle: HandleRow) -> NodeRow:
+        """See `ports.spool.Nodes.create_file`.
+
+        Raises:
+            ExistsError: the name is taken.
+        """
+        db, file = self._db, node.file
+        assert file is not None
+        values = create_values(parent, name, node, handle, db.moment())
+        with db.joined:
+            try:
+                db.run(CREATE_FILE, values, keeps=True)
+            except ExistsError as exc:
+                raise ExistsError(
+                    f"name is taken: {name!r} in node {parent}", subject=name
+                ) from exc
+            kept = db.kept()
+            db.keep(kept.nodes, node.ino, node)
+            db.keep(kept.children, (parent, name), node.ino)
+            db.keep(kept.places, node.ino, (parent, name))
+            db.keep(kept.files, file, FileRow(file=file, state=FileState.OPEN))
+        return node
 
     def add_node(self, node: NodeRow) -> NodeRow:
         if node.ino:

@@ -20,12 +20,14 @@ from ckptgate.ports.spool import ROOT_INO, NodeKind, NodeRow, Spool
 from ckptgate_adapters.sqlite_spool import schema
 from ckptgate_adapters.sqlite_spool.attempts import AttemptPart
 from ckptgate_adapters.sqlite_spool.connection import BUSY_TIMEOUT_S, Database, connect
+from ckptgate_adapters.sqlite_spool.creating import CONNECTION_DDL
 from ckptgate_adapters.sqlite_spool.durability import Durability
 from ckptgate_adapters.sqlite_spool.failures import from_os, from_sqlite
 from ckptgate_adapters.sqlite_spool.files import DATA_DIR, DATA_FANOUT, FilePart
 from ckptgate_adapters.sqlite_spool.generation import Generation
 from ckptgate_adapters.sqlite_spool.handles import HandlePart
 from ckptgate_adapters.sqlite_spool.nodes import NodePart
+from ckptgate_adapters.sqlite_spool.noted import NotedCloses
 from ckptgate_adapters.sqlite_spool.numbers import NEXT_FILE, NEXT_HANDLE, NEXT_NODE, Numbers
 from ckptgate_adapters.sqlite_spool.place import check_local, check_unused, find_database, prepare
 from ckptgate_adapters.sqlite_spool.removal import Removal
@@ -63,6 +65,7 @@ class SqliteSpool(
         self._node_numbers = Numbers(database, NEXT_NODE)
         self._file_numbers = Numbers(database, NEXT_FILE)
         self._handle_numbers = Numbers(database, NEXT_HANDLE)
+        self._noted = NotedCloses(path)
 
     @classmethod
     def create_or_open(cls, path: str, *, store_url: str, host: str) -> SqliteSpool:
@@ -105,6 +108,7 @@ class SqliteSpool(
         """Close this process's connections; a repeat is a success."""
         self._removal.finish()
         self._durability.close()
+        self._noted.close()
         self._db.close()
 
     def __repr__(self) -> str:
@@ -139,6 +143,7 @@ def _opened(database: str, *, store_url: str | None, host: str) -> Database:
     try:
         _use_wal(connection, database)
         meta = _meta(connection, database, store_url=store_url, host=host)
+        connection.executescript(CONNECTION_DDL)
         if store_url is not None and meta["store"] != store_url:
             msg = (
                 f"the spool {os.path.dirname(database)} belongs to the store {meta['store']}, "

@@ -26,6 +26,8 @@ from ckptgate_adapters.system_clock import SystemClock, SystemIds
 
 __all__ = ["Parts", "build_parts", "build_publisher", "build_vfs"]
 
+_CLOSE_DELAY_S = 0.005
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
@@ -135,5 +137,6 @@ def build_vfs(parts: Parts, invalidations: Invalidations) -> Vfs:
             decision_wait_s=config.commit.decision_wait_s,
             resume_wait_s=config.commit.resume_wait_s,
             spool_max_bytes=config.room.spool_max_bytes,
+            close_delay_s=_CLOSE_DELAY_S,
         ),
     )

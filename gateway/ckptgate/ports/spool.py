@@ -116,6 +116,24 @@ class Nodes(Protocol):
     """
 
     def node(self, ino: int) -> NodeRow | None: ...
+    def create_file(self, parent: int, name: str, node: NodeRow, handle: HandleRow) -> NodeRow:
+        """A new file with a name, open for writing, all in one.
+
+        Args:
+            parent: directory.
+            name: its name there.
+            node: with its number, and that of the bytes in `file`; both are new.
+            handle: on it.
+
+        Raises:
+            ExistsError: the name is taken.
+        """
+        ...
+
+    def next_node(self) -> int:
+        """A number for `create_file`."""
+        ...
+
     def add_node(self, node: NodeRow) -> NodeRow:
         """Insert (`ino` 0 means: give it the next number); returns the row with its number."""
         ...
@@ -156,6 +174,10 @@ class Files(Protocol):
 
     def add_file(self, *, local: LocalBytes = ..., state: FileState = ...) -> FileRow:
         """A new file row with the next id; its spool file is not made yet."""
+        ...
+
+    def next_file(self) -> int:
+        """An id for `create_file`."""
         ...
 
     def file(self, file: int) -> FileRow | None: ...
@@ -290,6 +312,22 @@ class Handles(Protocol):
     def handles_of_attempt(self, attempt: int) -> list[HandleRow]: ...
     def clear_handles(self) -> list[HandleRow]:
         """Drop all handles and return them: after a fresh mount nobody has them open any more."""
+        ...
+
+    def note_close(self, fh: int, *, is_released: bool) -> bool:
+        """Keep, cheaply, that a handle was closed or released until `forget_close`.
+
+        Returns:
+            False if no more can be noted: change the rows instead.
+        """
+        ...
+
+    def noted_closes(self) -> list[tuple[int, bool]]:
+        """(handle, whether it was released) of all that is noted, also by a process before this."""
+        ...
+
+    def forget_close(self, fh: int) -> None:
+        """A committed transaction says what was noted."""
         ...
 
     def next_handle(self) -> int:

@@ -25,10 +25,12 @@ from ckptgate.model.kinds import NamePatterns
 from ckptgate.ports.catalog import Catalog, Invalidations, RunView, Waker
 from ckptgate.ports.clock import Clock
 from ckptgate.ports.spool import NodeRow, Spool
+from ckptgate.vfs.closing import Closes, NotedClose
 from ckptgate.vfs.identify import Identify, ProcessInfo
 from ckptgate.vfs.interface import Caller
 from ckptgate.vfs.openfiles import OpenFiles
 from ckptgate.vfs.settings import VfsSettings
+from ckptgate.vfs.who import Who
 
 __all__ = ["TAKEOVER", "Context", "Named", "OpenDir", "RenewedError", "Who", "stale"]
 
@@ -50,25 +52,6 @@ class RenewedError(CkptError):
 def stale(subject: str, why: str) -> CkptError:
     """The error for a node that no longer is what its name means."""
     return CkptError(f"{subject!r}: {why}", subject=subject, errno_value=errno.ESTALE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Who:
-    """A caller as the visibility rules see it.
-
-    Attributes:
-        key: job key as text.
-        is_shared: all nodes of the job have that key.
-        pid, start: process, 0 where unknown.
-        rank, world_size: None where unknown.
-    """
-
-    key: str
-    is_shared: bool
-    pid: int
-    start: int
-    rank: int | None
-    world_size: int | None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -108,6 +91,7 @@ class _Scope(threading.local):
         self.transaction: AbstractContextManager[None] | None = None
         self.after: list[Callable[[], None]] = []
         self.expected: list[Callable[[], None]] = []
+        self.taken: list[NotedClose] = []
 
 
 @dataclass(slots=True, kw_only=True)
@@ -192,6 +176,9 @@ class Context:
         self.identify = identify
         self.settings = settings
         self.invalidations = invalidations
+        self.closes = Closes(spool)
+        self.take_close_over: Callable[[NotedClose], None] = lambda _: None
+        """Set by who knows what a close means."""
         self.lock = threading.RLock()
         self.memory = Memory()
         self._scope = _Scope()
@@ -216,6 +203,7 @@ class Context:
             scope.transaction = transaction
             scope.depth += 1
             try:
+                self._take_closes_over()
                 for check in scope.expected:
                     check()
             except BaseException as exc:
@@ -233,23 +221,40 @@ class Context:
         transaction, scope.transaction = scope.transaction, None
         after, scope.after = scope.after, []
         scope.expected = []
+        taken, scope.taken = scope.taken, []
         is_kept = error is None or isinstance(error, RenewedError)
         if transaction is not None:
             try:
                 if error is None or is_kept:
                     transaction.__exit__(None, None, None)
+                    self.closes.done(taken)
                 else:
                     transaction.__exit__(type(error), error, None)
-                    self._forget_undone()
+                    self._undone(taken)
             except BaseException:
-                self._forget_undone()
+                self._undone(taken)
                 raise
         if is_kept:
             for call in after:
                 call()
 
-    def _forget_undone(self) -> None:
+    def _take_closes_over(self) -> None:
+        """Everything that is noted, before anything else is changed."""
+        taken = self.closes.take()
+        if taken:
+            self._scope.taken = taken
+            for item in taken:
+                self.take_close_over(item)
+
+    def apply_closes(self) -> None:
+        """Have nothing noted any more: what follows looks at states that a close changes."""
+        if self.closes.has_any():
+            with self.change():
+                pass
+
+    def _undone(self, taken: list[NotedClose]) -> None:
         """What was kept in memory of rows that are now rolled back; it is read again."""
+        self.closes.give_back(taken)
         with self.lock:
             self.memory.clones.clear()
             self.memory.writers.clear()

@@ -64,6 +64,15 @@ def after_close(ctx: Context, node: NodeRow) -> None:
         _look_for_event(ctx, node, "close", names.path_in_attempt(ctx, node.ino), "")
 
 
+def is_event(ctx: Context, node: NodeRow) -> bool:
+    """Whether the close of this file of an open attempt would be a commit event."""
+    row = None if node.attempt is None else ctx.spool.attempt(node.attempt)
+    if row is None or row.event:
+        return False
+    path = names.path_in_attempt(ctx, node.ino)
+    return registry.commit_event(_Paths(ctx, row.id), "close", path, "") is not None
+
+
 def after_rename(ctx: Context, node: NodeRow, old: str) -> None:
     """A file of an attempt, formerly *old*, got its present name."""
     _look_for_event(ctx, node, "rename", names.path_in_attempt(ctx, node.ino), old)

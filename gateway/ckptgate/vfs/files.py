@@ -6,6 +6,7 @@ Owns the rule that a node has one backing file and one mode while it is open. An
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import logging
 import os
@@ -38,36 +39,32 @@ _WRITE_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def new_node(
-    ctx: Context,
-    caller: Caller,
-    parent: NodeRow,
-    kind: NodeKind,
-    mode: int,
-    *,
-    target: str = "",
-    file: int | None = None,
-    plain_path: str | None = None,
+    ctx: Context, caller: Caller, parent: NodeRow, kind: NodeKind, mode: int, *, target: str = ""
 ) -> NodeRow:
     """A new node in the tree of *parent*, without a name yet; inside a change."""
+    node = _described(ctx, caller, parent, kind, mode)
+    return ctx.spool.add_node(dataclasses.replace(node, target=target) if target else node)
+
+
+def _described(
+    ctx: Context, caller: Caller, parent: NodeRow, kind: NodeKind, mode: int, *, name: str = ""
+) -> NodeRow:
+    """What a new node is, without its number; *name*: of a file outside checkpoints."""
     now = ctx.clock.now_ns()
     is_set_gid = bool(parent.mode & 0o2000)
     if is_set_gid and kind is NodeKind.DIR:
         mode |= 0o2000
-    return ctx.spool.add_node(
-        NodeRow(
-            ino=0,
-            kind=kind,
-            attempt=parent.attempt,
-            mode=mode & 0o7777,
-            uid=caller.uid,
-            gid=parent.gid if is_set_gid else caller.gid,
-            size=0,
-            mtime_ns=now,
-            ctime_ns=now,
-            target=target,
-            file=file,
-            plain_path=plain_path,
-        )
+    return NodeRow(
+        ino=0,
+        kind=kind,
+        attempt=parent.attempt,
+        mode=mode & 0o7777,
+        uid=caller.uid,
+        gid=parent.gid if is_set_gid else caller.gid,
+        size=0,
+        mtime_ns=now,
+        ctime_ns=now,
+        plain_path=names.plain_path(parent, name) if name and parent.attempt is None else None,
     )
 
 
@@ -86,38 +83,40 @@ def create(
     names.check_new_name(ctx, directory, name)
     check_room(ctx)
     parent = revisions.writable(ctx, caller, directory)
+    kind = None if parent.attempt is not None else pending_kind(ctx, parent, name)
     who = ctx.who(caller)
     with ctx.change():
-        file = ctx.spool.add_file()
-        fd = make_file(ctx.spool.data_path(file.file))
+        revisions.touch(ctx, who, parent)
+        node = _described(ctx, caller, parent, NodeKind.FILE, mode, name=name)
+        file = ctx.spool.next_file() if kind is None else ctx.spool.add_file().file
+        fd = make_file(ctx.spool.data_path(file))
         try:
-            path = None if parent.attempt is not None else names.plain_path(parent, name)
-            node = new_node(
-                ctx, caller, parent, NodeKind.FILE, mode, file=file.file, plain_path=path
-            )
-            is_shared_name = _place_new(ctx, who, parent, name, node)
-            revisions.touch(ctx, who, parent)
-            opened = _add_handle(ctx, who, node, file.file, fd)
+            if kind is None:
+                node = dataclasses.replace(node, ino=ctx.spool.next_node(), file=file)
+                opened = _place_visible(ctx, who, parent, name, node, fd)
+            else:
+                node = ctx.spool.add_node(dataclasses.replace(node, file=file))
+                pending.put(ctx, who, parent, name, node.ino, kind)
+                opened = _add_handle(ctx, who, node, file, fd)
         except BaseException:
             os.close(fd)
             raise
     is_redirected = parent.ino != parent_ino
-    timeout = ctx.settings.entry_timeout_s if is_shared_name and not is_redirected else 0.0
+    timeout = ctx.settings.entry_timeout_s if kind is None and not is_redirected else 0.0
     return entry_of(ctx, node, timeout), opened
 
 
-def _place_new(ctx: Context, who: Who, parent: NodeRow, name: str, node: NodeRow) -> bool:
-    """Give a new file its name; True if that means the same for everybody."""
-    if parent.attempt is not None:
-        ctx.spool.link(parent.ino, name, node.ino)
-        return True
-    kind = pending_kind(ctx, parent, name)
-    if kind is None:
-        ctx.spool.link(parent.ino, name, node.ino)
+def _place_visible(
+    ctx: Context, who: Who, parent: NodeRow, name: str, node: NodeRow, fd: int
+) -> Opened:
+    """Put a new file where its name means the same for everybody, and open it; in a change."""
+    assert node.file is not None
+    row = _handle_row(ctx, who, node.ino, node.file)
+    ctx.spool.create_file(parent.ino, name, node, row)
+    _keep(ctx, row, node, fd, is_writer=True)
+    if parent.attempt is None:
         ctx.wake()
-        return True
-    pending.put(ctx, who, parent, name, node.ino, kind)
-    return False
+    return Opened(fh=row.fh, fd=fd, is_complete=True)
 
 
 def open_file(ctx: Context, caller: Caller, ino: int, flags: int) -> Opened:
@@ -202,19 +201,23 @@ def _add_handle(
     ctx: Context, writer: Who | None, node: NodeRow, file: int | None, fd: int
 ) -> Opened:
     """Note an open handle, of a writer or a reader (None); inside a change."""
+    row = _handle_row(ctx, writer, node.ino, NO_FILE if file is None else file)
+    ctx.spool.add_handle(row)
+    _keep(ctx, row, node, fd, is_writer=writer is not None)
+    return Opened(fh=row.fh, fd=fd, is_complete=fd >= 0)
+
+
+def _handle_row(ctx: Context, writer: Who | None, ino: int, file: int) -> HandleRow:
     # A reader's row only serves `reopen`: its process is none, and it counts as closed.
-    row = HandleRow(
+    return HandleRow(
         fh=ctx.spool.next_handle(),
-        ino=node.ino,
-        file=NO_FILE if file is None else file,
+        ino=ino,
+        file=file,
         pid=writer.pid if writer else 0,
         start=writer.start if writer else 0,
         rank=-1 if writer is None or writer.rank is None else writer.rank,
         is_closed=writer is None,
     )
-    ctx.spool.add_handle(row)
-    _keep(ctx, row, node, fd, is_writer=writer is not None)
-    return Opened(fh=row.fh, fd=fd, is_complete=fd >= 0)
 
 
 def _keep(ctx: Context, row: HandleRow, node: NodeRow, fd: int, *, is_writer: bool) -> None:

@@ -10,16 +10,18 @@ import logging
 import os
 from functools import partial
 
-from ckptgate.model.states import FileState
+from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.spool import FileRow, HandleRow, NodeRow, PendingKind
 from ckptgate.vfs import events, pending, plain, revisions
 from ckptgate.vfs.attributes import is_decided, local_stat
-from ckptgate.vfs.context import Context, Who
+from ckptgate.vfs.closing import NotedClose
+from ckptgate.vfs.context import Context
 from ckptgate.vfs.interface import Caller
 from ckptgate.vfs.liveness import mark_torn
 from ckptgate.vfs.unused import drop_if_unused
+from ckptgate.vfs.who import Who
 
-__all__ = ["flush", "quiet_file", "release"]
+__all__ = ["flush", "quiet_file", "recover", "release", "take_over"]
 
 _log = logging.getLogger(__name__)
 
@@ -38,11 +40,50 @@ def flush(ctx: Context, caller: Caller, fh: int) -> bool:
         # A forked child's close says nothing of the parent's.
         return False
     is_torn = bool(caller.pid) and is_dying
+    who = ctx.who_of(process)
+    if row.pid and not is_torn and _is_plain_close(ctx, row):
+        item = NotedClose(row=row, is_closed=True, is_released=False, who=who)
+        if ctx.closes.note(item):
+            ctx.memory.files.closed(fh)
+            return True
     with ctx.change():
         ctx.spool.update_handle(fh, is_closed=True)
         ctx.afterwards(partial(ctx.memory.files.closed, fh))
-        _closed(ctx, ctx.who_of(process), row, is_torn=is_torn)
+        _closed(ctx, who, row, is_torn=is_torn)
     return not is_torn
+
+
+def _is_plain_close(ctx: Context, row: HandleRow) -> bool:
+    """Whether this close only says that the bytes of a file of an open attempt are there."""
+    node = ctx.spool.node(row.ino)
+    if node is None or node.attempt is None or node.file != row.file:
+        return False
+    attempt = ctx.spool.attempt(node.attempt)
+    if attempt is None or attempt.state is not AttemptState.OPEN or attempt.is_voted:
+        return False
+    return not events.is_event(ctx, node)
+
+
+def take_over(ctx: Context, item: NotedClose) -> None:
+    """Change the spool as a noted close says; inside a change."""
+    row = item.row
+    if item.is_closed:
+        _closed(ctx, item.who, row, is_torn=False, is_plain=True)
+    if item.is_released:
+        ctx.spool.drop_handle(row.fh)
+    elif item.is_closed:
+        ctx.spool.update_handle(row.fh, is_closed=True)
+
+
+def recover(ctx: Context) -> None:
+    """Take over what a predecessor of this process had noted."""
+    for fh, is_released in ctx.spool.noted_closes():
+        row = ctx.spool.handle(fh)
+        if row is not None:
+            with ctx.change():
+                is_closed = not row.is_closed
+                take_over(ctx, NotedClose(row=row, is_closed=is_closed, is_released=is_released))
+        ctx.spool.forget_close(fh)
 
 
 def _row(ctx: Context, fh: int) -> HandleRow | None:
@@ -57,7 +98,7 @@ def release(ctx: Context, fh: int) -> None:
     handle = ctx.memory.files.pop(fh)
     if handle is not None and handle.fd >= 0:
         os.close(handle.fd)
-    if row is None:
+    if row is None or _is_release_noted(ctx, row):
         return
     with ctx.change():
         ctx.spool.drop_handle(fh)
@@ -72,6 +113,16 @@ def release(ctx: Context, fh: int) -> None:
             _drop_orphan(ctx, row.file)
 
 
+def _is_release_noted(ctx: Context, row: HandleRow) -> bool:
+    """Note the release of a closed handle if nothing else follows from it."""
+    node = ctx.spool.node(row.ino)
+    if not row.is_closed or node is None or node.file != row.file:
+        return False
+    if ctx.spool.place(row.ino) is None:
+        return False
+    return ctx.closes.note(NotedClose(row=row, is_closed=False, is_released=True))
+
+
 def _drop_orphan(ctx: Context, file: int) -> None:
     """Bytes that were replaced while a handle had them."""
     if ctx.spool.file(file) is not None and not ctx.spool.nodes_of_file(file):
@@ -80,8 +131,10 @@ def _drop_orphan(ctx: Context, file: int) -> None:
                 ctx.spool.drop_file(file)
 
 
-def _closed(ctx: Context, who: Who | None, handle: HandleRow, *, is_torn: bool) -> None:
-    """The handle's opener is done with it; inside a change."""
+def _closed(
+    ctx: Context, who: Who | None, handle: HandleRow, *, is_torn: bool, is_plain: bool = False
+) -> None:
+    """The handle's opener is done with it; inside a change. *is_plain*: see `_is_plain_close`."""
     file = ctx.spool.file(handle.file)
     node = ctx.spool.node(handle.ino)
     if file is None or node is None or node.file != handle.file or is_decided(ctx, node):
@@ -93,6 +146,9 @@ def _closed(ctx: Context, who: Who | None, handle: HandleRow, *, is_torn: bool) 
         return
     if who is not None:
         revisions.touch(ctx, who, node)
+    if is_plain:
+        ctx.wake()
+        return
     _after_close(ctx, who, ctx.node(node.ino), is_torn=is_torn or file.evidence.is_torn)
     ctx.wake()
 

@@ -95,6 +95,7 @@ def is_hidden(ctx: Context, row: AttemptRow) -> bool:
     """Whether nobody may see this attempt, not even its incarnation."""
     if row.state is not AttemptState.OPEN or has_live_writer(ctx, row):
         return False
+    ctx.apply_closes()
     files = ctx.spool.files_of_attempt(row.id)
     if any(_is_torn(ctx, file) for _, _, file in files):
         return True

@@ -77,9 +77,7 @@ def writable_directory(ctx: Context, caller: Caller, ino: int) -> NodeRow:
 
 def touch(ctx: Context, who: Who, node: NodeRow) -> None:
     """Note that the attempt of *node* (if any) was changed by this process; inside a change."""
-    if node.attempt is None:
-        return
-    row = ctx.spool.attempt(node.attempt)
+    row = None if node.attempt is None else ctx.spool.attempt(node.attempt)
     if row is not None:
         record_writer(ctx, row, who)
         ctx.wake()

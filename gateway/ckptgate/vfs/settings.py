@@ -23,6 +23,7 @@ class VfsSettings:
         attr_timeout_s: how long the kernel may keep attributes.
         poll_interval_s: between looks at the spool while waiting.
         spool_max_bytes: what the spool may take, 0 for no limit.
+        close_delay_s: after a close is answered, until it is in the spool's database; 0: before.
     """
 
     default_job_key: str = ""
@@ -36,3 +37,4 @@ class VfsSettings:
     attr_timeout_s: float = 1.0
     poll_interval_s: float = 0.02
     spool_max_bytes: int = 0
+    close_delay_s: float = 0.0

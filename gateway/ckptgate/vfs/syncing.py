@@ -43,6 +43,7 @@ def sync(ctx: Context, fh: int, *, data_only: bool) -> None:
             _distrust(ctx, handle, f"{FSYNC_FAILED}: {exc.strerror or exc}")
             raise
         _sync_spool_name(ctx, handle)
+    ctx.apply_closes()
     ctx.spool.make_durable()
 
 

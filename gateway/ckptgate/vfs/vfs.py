@@ -10,6 +10,7 @@ import errno
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 from ckptgate.errors import CkptError, MissingError
 from ckptgate.model.kinds import NamePatterns
@@ -77,6 +78,8 @@ class Vfs:
             invalidations=invalidations,
         )
         self._releases = Releases(self._ctx)
+        self._ctx.take_close_over = partial(handles.take_over, self._ctx)
+        handles.recover(self._ctx)
         self._make_root()
 
     def _make_root(self) -> None:
@@ -117,6 +120,8 @@ class Vfs:
                 to it, and what has no name is dropped.
         """
         ctx = self._ctx
+        if ctx.settings.close_delay_s:
+            ctx.closes.start(ctx.apply_closes, ctx.settings.close_delay_s)
         if is_takeover:
             ctx.memory.is_inherited = True
             ctx.done_now(TAKEOVER)
@@ -278,6 +283,7 @@ class Vfs:
     def fsyncdir(self, caller: Caller, ino: int) -> None:
         """On return its names survive a power loss."""
         del caller, ino
+        self._ctx.apply_closes()
         self._ctx.spool.make_durable()
 
     def statfs(self, caller: Caller) -> FsStats:
