@@ -220,12 +220,6 @@ def test_whatever_two_processes_do_both_read_what_the_database_holds(pair, seed)
             assert [asked(one, ino, name) for one in pair] == [expected, expected]
 
 
-def size_of(spool: SqliteSpool, ino: int) -> int:
-    node = spool.node(ino)
-    assert node is not None
-    return node.size
-
-
 WRITER = """
 import sys
 from ckptgate_adapters.sqlite_spool import SqliteSpool

@@ -33,7 +33,7 @@ def file_at(world, path: str) -> FileRow:
     return world.spool.file(node.file)
 
 
-def restarted(world, **settings: float) -> Vfs:
+def restarted(world) -> Vfs:
     """A new mount process on the same spool, after a kill -9 of the other."""
     ctx = world.vfs._ctx
     world.spool = SqliteSpool.attach(world.spool.path)
@@ -44,7 +44,7 @@ def restarted(world, **settings: float) -> Vfs:
         clock=world.clock,
         patterns=ctx.patterns,
         identify=world.identify,
-        settings=VfsSettings(**settings),
+        settings=VfsSettings(),
     )
     return world.vfs
 
