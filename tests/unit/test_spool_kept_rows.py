@@ -30,13 +30,13 @@ ATTEMPT = AttemptRow(
 )  # fmt: skip
 
 
-@pytest.fixture
-def size_of(spool, ino: int) -> int:
+def size_of(spool: SqliteSpool, ino: int) -> int:
     found = spool.node(ino)
     assert found is not None
     return found.size
 
 
+@pytest.fixture
 def pair(tmp_path) -> Iterator[tuple[SqliteSpool, SqliteSpool]]:
     """The spool as two processes have it open."""
     first = SqliteSpool.create_or_open(str(tmp_path / "s"), store_url="memory://", host="n")
