@@ -322,14 +322,12 @@ def test_extended_attributes_are_the_commit_and_the_state(run: Path):
     path = run / "step-1"
     path.mkdir()
     (path / "a").touch()
-    assert os.listxattr(path / "a") == []
     for target in (path / "a", run):
-        with pytest.raises(OSError) as caught:
-            os.setxattr(target, "user.other", b"1")
-        assert caught.value.errno == errno.ENOTSUP
-        with pytest.raises(OSError) as caught:
-            os.getxattr(target, "user.other")
-        assert caught.value.errno in {errno.ENOTSUP, errno.ENODATA}
+        assert os.listxattr(target) == []
+        for name in ("user.ckptgate.other", "trusted.other", "security.other"):
+            with pytest.raises(OSError) as caught:
+                os.setxattr(target, name, b"1")
+            assert caught.value.errno == errno.ENOTSUP
     for value in (b"", b"x", b"3/2", b"-1/2", b"1/0"):
         with pytest.raises(OSError) as caught:
             os.setxattr(path, "user.ckptgate.commit", value)
@@ -338,6 +336,18 @@ def test_extended_attributes_are_the_commit_and_the_state(run: Path):
     with pytest.raises(OSError) as caught:
         os.getxattr(run, "user.ckptgate.state")
     assert caught.value.errno == errno.ENODATA
+
+
+def test_attributes_of_users_stay_on_this_node(run: Path):
+    path = save(run / "step-1", b"1")
+    (run / "step-2").mkdir()
+    (run / "step-2" / "a").touch()
+    os.setxattr(run / "step-2" / "a", "user.note", b"mine")
+    assert os.listxattr(run / "step-2" / "a") == ["user.note"]
+    assert os.getxattr(run / "step-2" / "a", "user.note") == b"mine"
+    with pytest.raises(OSError) as caught:
+        os.setxattr(path, "user.note", b"1")
+    assert caught.value.errno == errno.EPERM
 
 
 def test_many_threads_read_a_committed_file(run: Path):

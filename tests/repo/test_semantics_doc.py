@@ -16,9 +16,9 @@ HEAD = "| call | result | test |"
 
 
 def rows() -> list[list[str]]:
-    """Cells of all rows, without heads and rulers."""
+    """Cells of all rows of what calls mean, without heads and rulers."""
     found = []
-    for line in SEMANTICS.splitlines():
+    for line in SEMANTICS.split("\n## Differences")[0].splitlines():
         if not line.startswith("|") or line == HEAD or set(line) <= {"|", "-"}:
             continue
         found.append([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])

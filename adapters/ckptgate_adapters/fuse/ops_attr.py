@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 
-from ckptgate.vfs.interface import Caller, SetAttr
+from ckptgate.vfs.interface import Attr, Caller, SetAttr
 from ckptgate_adapters.fuse import wire
 from ckptgate_adapters.fuse.request import EMPTY, Buffer, Context, Reply, Request, mutate
 from ckptgate_adapters.fuse.wire import SetAttrFlag
@@ -31,17 +31,23 @@ def getattr_(context: Context, request: Request) -> Reply:
     return Reply((wire.attr_out(attr),))
 
 
-def without_privileges(mode: int) -> int:
-    """*mode* without setuid, and without setgid where it means a privilege."""
-    mode &= ~stat.S_ISUID
-    return mode & ~stat.S_ISGID if mode & stat.S_IXGRP else mode
+def without_privileges(attr: Attr, caller: Caller) -> int:
+    """The mode without setuid, and without setgid where it means a privilege.
+
+    Without the group's right to execute, setgid means mandatory locking: that only root and members
+    of the group keep. (Of the caller's groups the kernel tells only one.)
+    """
+    mode = attr.mode & ~stat.S_ISUID
+    is_stranger = caller.uid != 0 and caller.gid != attr.gid
+    return mode & ~stat.S_ISGID if mode & stat.S_IXGRP or is_stranger else mode
 
 
 def kill_privileges(context: Context, caller: Caller, ino: int, fh: int | None) -> None:
     """Take setuid and setgid from a file that was written (FUSE_HANDLE_KILLPRIV_V2)."""
-    mode = context.fs.getattr(caller, ino, fh).mode
-    if without_privileges(mode) != mode:
-        context.fs.setattr(caller, ino, SetAttr(mode=without_privileges(mode)), fh)
+    attr = context.fs.getattr(caller, ino, fh)
+    mode = without_privileges(attr, caller)
+    if mode != attr.mode:
+        context.fs.setattr(caller, ino, SetAttr(mode=mode), fh)
 
 
 def _time(valid: int, bit: int, now_bit: int, given_ns: int, now_ns: int) -> int | None:
@@ -72,10 +78,10 @@ def setattr_(context: Context, request: Request) -> Reply:
 
     def action(caller: Caller) -> bytes:
         attr = context.fs.setattr(caller, request.node, changes, fh)
+        mode = without_privileges(attr, caller)
         is_file = wire.type_bits(attr.kind) == stat.S_IFREG
-        if kills and is_file and without_privileges(attr.mode) != attr.mode:
-            less = SetAttr(mode=without_privileges(attr.mode))
-            attr = context.fs.setattr(caller, request.node, less, fh)
+        if kills and is_file and mode != attr.mode:
+            attr = context.fs.setattr(caller, request.node, SetAttr(mode=mode), fh)
         return wire.attr_out(attr)
 
     return Reply((mutate(context, request, action),))

@@ -33,8 +33,12 @@ def _entry(context: Context, raw: bytes, *settle: int) -> Reply:
 
 
 def lookup(context: Context, request: Request) -> Reply:
-    """LOOKUP."""
-    name = wire.decode_names(request.body, 1)[0]
+    """LOOKUP: a name that can't be made isn't there."""
+    try:
+        name = wire.decode_names(request.body, 1)[0]
+    except OSError as exc:
+        number = errno.ENOENT if exc.errno == errno.EILSEQ else exc.errno
+        raise OSError(number, str(exc)) from exc
     entry = context.fs.lookup(request.caller, request.node, name)
     return _entry(context, wire.entry_out(entry))
 

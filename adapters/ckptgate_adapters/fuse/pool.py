@@ -1,6 +1,6 @@
 """Threads for requests that wait: for the store, for other machines, for the disk.
 
-Owns the rule that work which has not begun can be taken back, by its key, even before it is queued.
+Owns the rule that work which has not begun can be taken back, by its key.
 Any thread; threads are started when they are needed and never hold up the end of the process.
 """
 
@@ -9,17 +9,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 __all__ = ["Pool"]
 
 _log = logging.getLogger(__name__)
-
-_EARLY_MAX: Final = 256
-"""Keys taken back before they were queued; only those of the last moment matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +32,13 @@ class Pool:
         self._name = name
         self._changed = threading.Condition()
         self._queue: OrderedDict[int, _Job] = OrderedDict()
-        self._early: deque[int] = deque(maxlen=_EARLY_MAX)
         self._threads = 0
         self._idle = 0
         self._is_closed = False
 
-    def submit(self, key: int, task: Callable[[], None], *, can_cancel: bool = True) -> bool:
-        """Queue *task*; False if it was taken back already. A *key* is never used again."""
+    def submit(self, key: int, task: Callable[[], None], *, can_cancel: bool = True) -> None:
+        """Queue *task*. A *key* is never used again."""
         with self._changed:
-            if can_cancel and key in self._early:
-                return False
             self._queue[key] = _Job(task, can_cancel)
             if self._idle < len(self._queue) and self._threads < self._size:
                 self._threads += 1
@@ -54,18 +47,16 @@ class Pool:
                 ).start()
             else:
                 self._changed.notify()
-            return True
+
+    def is_queued(self, key: int) -> bool:
+        """Whether the job waits for a thread."""
+        with self._changed:
+            return key in self._queue
 
     def cancel(self, key: int) -> bool:
-        """Take a queued job back; False if it runs, is done, must run, or is not queued yet.
-
-        In the last case `submit` will refuse it.
-        """
+        """Take a queued job back; False if it runs, is done, must run, or is not queued."""
         with self._changed:
             job = self._queue.get(key)
-            if job is None:
-                # Its thread may be on the way to `submit`.
-                self._early.append(key)
             if job is None or not job.can_cancel:
                 return False
             del self._queue[key]

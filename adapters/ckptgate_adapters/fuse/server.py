@@ -80,6 +80,7 @@ class FuseServer:
         threads: int = 2,
         pool_threads: int = 16,
         passthrough: bool = True,
+        patience_s: float = 5.0,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         """Prepare; nothing is read before `serve`.
@@ -90,6 +91,7 @@ class FuseServer:
             threads: protocol threads, among them the caller of `serve`.
             pool_threads: for requests that wait.
             passthrough: let the kernel read and write the spool files itself where it can.
+            patience_s: how long an interrupted request may still begin.
             now_ns: wall clock, ns.
         """
         device = session.fd
@@ -110,6 +112,7 @@ class FuseServer:
         )
         self._must_distrust = session.is_resumed and session.negotiated is not None and not is_known
         self._threads = threads
+        self._patience_s = patience_s
         self._pool = Pool(pool_threads)
         self._notifier = Notifier(Relay(device))
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -269,16 +272,25 @@ class FuseServer:
         return True
 
     def _interrupt(self, request: Request) -> None:
-        """The caller got a signal: what has not begun yet is answered EINTR."""
+        """The caller got a signal: what still has not begun after a while is answered EINTR.
+
+        On a local disk these calls are never interrupted, and programs with timers, children or
+        io_uring don't expect it. A signal that kills ends the wait in the kernel, unanswered.
+        """
         (unique,) = wire.INTERRUPT_IN.unpack_from(request.body)
+        if self._pool.is_queued(unique):
+            timer = threading.Timer(self._patience_s, self._give_up, (unique,))
+            timer.daemon = True
+            timer.start()
+
+    def _give_up(self, unique: int) -> None:
         if self._pool.cancel(unique):
             self._send([wire.error_reply(unique, errno.EINTR)])
 
     def _to_pool(self, request: Request) -> None:
         request.own()
         request.may_block = True
-        if not self._pool.submit(request.unique, lambda: self._execute(request)):
-            self._fail(request, errno.EINTR)
+        self._pool.submit(request.unique, lambda: self._execute(request))
 
     def _execute(self, request: Request) -> None:
         """Serve a request and answer it, whatever happens."""

@@ -101,6 +101,7 @@ class NodePart:
     def drop_node(self, ino: int) -> None:
         with self._db.joined:
             self._db.run(NODES.delete, (ino,), keeps=True)
+            self._db.run("DELETE FROM xattrs WHERE ino = ?", (ino,), keeps=True)
             self._db.keep(self._db.kept().nodes, ino, None)
 
     def child(self, parent: int, name: str) -> NodeRow | None:
@@ -165,6 +166,27 @@ class NodePart:
                 return places[ino]
             row = db.one("SELECT parent, name FROM names WHERE ino = ?", (ino,))
             return db.keep(places, ino, None if row is None else (row[0], row[1]))
+
+    def xattrs(self, ino: int) -> dict[str, bytes]:
+        rows = self._db.all("SELECT name, value FROM xattrs WHERE ino = ? ORDER BY name", (ino,))
+        return dict(rows)
+
+    def set_xattr(self, ino: int, name: str, value: bytes) -> None:
+        self._db.run(
+            "INSERT OR REPLACE INTO xattrs (ino, name, value) VALUES (?, ?, ?)",
+            (ino, name, value),
+            keeps=True,
+        )
+
+    def drop_xattr(self, ino: int, name: str) -> None:
+        self._db.run("DELETE FROM xattrs WHERE ino = ? AND name = ?", (ino, name), keeps=True)
+
+    def copy_xattrs(self, source: int, target: int) -> None:
+        self._db.run(
+            "INSERT INTO xattrs (ino, name, value) SELECT ?, name, value FROM xattrs WHERE ino = ?",
+            (target, source),
+            keeps=True,
+        )
 
     def nameless_nodes(self) -> list[NodeRow]:
         return [NODES.build(row) for row in self._db.all(_NAMELESS)]

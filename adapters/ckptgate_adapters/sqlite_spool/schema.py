@@ -54,6 +54,12 @@ CREATE TABLE names (
     made_ns INTEGER NOT NULL,
     PRIMARY KEY (parent, name)
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE xattrs (
+    ino INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    value BLOB NOT NULL,
+    PRIMARY KEY (ino, name)
+) STRICT, WITHOUT ROWID;
 CREATE TABLE files (
     file INTEGER PRIMARY KEY,
     state TEXT NOT NULL,

@@ -102,7 +102,7 @@ class Mirror:
                 self._rename(op)
             case PlainOpKind.PUT:
                 node = self._spool.node(op.ino) if op.ino is not None else None
-                if node is not None and not self._is_held(node):
+                if node is not None and self._has_name(node) and not self._is_held(node):
                     # Under the name that it had then: what became of that since is queued behind.
                     self._put_file(node, op.path)
 
@@ -148,10 +148,17 @@ class Mirror:
             did = self._walk()
         for ino in sorted(due):
             node = self._spool.node(ino)
-            if node is not None:
+            if node is not None and self._has_name(node):
                 did = self._put_if_changed(node) or did
         self._open = opened
         return did
+
+    def _has_name(self, node: NodeRow) -> bool:
+        """Whether the file was not removed or replaced while somebody has it open.
+
+        Its removal may be done in the store already: a copy that came later would stay for good.
+        """
+        return self._spool.place(node.ino) is not None
 
     def _walk(self) -> bool:
         """All plain files that have a name; so that nothing is forgotten over a restart."""

@@ -143,7 +143,7 @@ class Nodes(Protocol):
         ...
 
     def drop_node(self, ino: int) -> None:
-        """Remove the node (not its name, not its file); unknown is success."""
+        """Remove the node and its attributes (not its name nor file); unknown is success."""
         ...
 
     def child(self, parent: int, name: str) -> NodeRow | None: ...
@@ -162,6 +162,19 @@ class Nodes(Protocol):
 
     def place(self, ino: int) -> tuple[int, str] | None:
         """(parent, name) of a node; None for the root and for nodes without a name."""
+        ...
+
+    def xattrs(self, ino: int) -> dict[str, bytes]:
+        """The node's extended attributes, by name."""
+        ...
+
+    def set_xattr(self, ino: int, name: str, value: bytes) -> None: ...
+    def drop_xattr(self, ino: int, name: str) -> None:
+        """Unknown is success."""
+        ...
+
+    def copy_xattrs(self, source: int, target: int) -> None:
+        """Give a new node the attributes of another one."""
         ...
 
     def nameless_nodes(self) -> list[NodeRow]:

@@ -13,6 +13,7 @@ from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.spool import FileRow, LocalBytes, NodeKind, NodeRow
 from ckptgate.vfs.context import Context
 from ckptgate.vfs.interface import Attr, Entry
+from ckptgate.vfs.unused import is_nameless
 
 __all__ = ["attr_of", "entry_of", "is_decided", "local_stat"]
 
@@ -77,6 +78,8 @@ def _is_as_digested(file: FileRow, found: os.stat_result) -> bool:
 
 def _links(ctx: Context, node: NodeRow) -> int:
     if node.kind is NodeKind.DIR:
+        if is_nameless(ctx, node.ino):
+            return 0
         # 1 says "not counted" (find and others know it): counting a huge directory takes long.
         if ctx.spool.count_children(node.ino) > _COUNTED_MAX:
             return 1

@@ -22,7 +22,7 @@ from ckptgate.ports.spool import (
     PlainOpKind,
     TombstoneRow,
 )
-from ckptgate.vfs import files, listing, names, pending, plain, revisions, visibility
+from ckptgate.vfs import files, listing, names, pending, plain, revisions, times, visibility
 from ckptgate.vfs.attributes import entry_of
 from ckptgate.vfs.context import Context, Who
 from ckptgate.vfs.interface import Caller, Entry
@@ -54,6 +54,7 @@ def mkdir(ctx: Context, caller: Caller, parent_ino: int, name: str, mode: int) -
     parent = revisions.writable(ctx, caller, directory)
     with ctx.change():
         node = files.new_node(ctx, caller, parent, NodeKind.DIR, mode)
+        times.names_changed(ctx, parent)
         if is_attempt:
             _start_attempt(ctx, who, parent, name, node)
             return entry_of(ctx, ctx.node(node.ino), 0.0)
@@ -162,6 +163,7 @@ def _remove_root(ctx: Context, caller: Caller, parent: NodeRow, name: str, row: 
         raise not_empty(name)
     who = ctx.who(caller)
     with ctx.change():
+        times.names_changed(ctx, parent)
         committed = row
         if row.state is not AttemptState.COMMITTED:
             base = None if row.base is None else ctx.spool.attempt(row.base)
@@ -197,6 +199,7 @@ def _remove_inner(ctx: Context, caller: Caller, parent: NodeRow, name: str) -> N
         path = names.path_in_attempt(ctx, child.ino)
         queue_name_op(ctx, parent.attempt, NameOpKind.RMDIR, path)
         remove_name(ctx, parent, name, child)
+        times.names_changed(ctx, parent)
         revisions.touch(ctx, ctx.who(caller), parent)
 
 
@@ -212,3 +215,4 @@ def _remove_plain(ctx: Context, caller: Caller, parent: NodeRow, name: str, node
             # Values of pointers that the caller's incarnation removed.
             ctx.spool.unlink(node.ino, child_name)
         pending.remove_plain(ctx, ctx.who(caller), parent, name, is_dir=True)
+        times.names_changed(ctx, parent)

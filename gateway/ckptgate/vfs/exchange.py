@@ -7,7 +7,7 @@ import errno
 from ckptgate.errors import CkptError
 from ckptgate.model.jobkey import JobKey
 from ckptgate.ports.spool import NodeKind, NodeRow, PlainOpKind
-from ckptgate.vfs import events, names, plain, revisions
+from ckptgate.vfs import events, names, plain, revisions, times
 from ckptgate.vfs.context import Context
 from ckptgate.vfs.interface import Caller
 from ckptgate.vfs.visibility import Found, What
@@ -50,6 +50,10 @@ def _swap(
     ctx.spool.unlink(second[0].ino, second[1])
     ctx.spool.link(first[0].ino, first[1], second[2].ino)
     ctx.spool.link(second[0].ino, second[1], first[2].ino)
+    now = ctx.clock.now_ns()
+    for _, _, node in (first, second):
+        ctx.spool.update_node(node.ino, ctime_ns=now)
+    times.names_changed(ctx, first[0], second[0])
 
 
 def _exchange_inner(

@@ -21,7 +21,7 @@ from ckptgate.ports.spool import (
     NodeKind,
     NodeRow,
 )
-from ckptgate.vfs import names, pending, revisions, visibility
+from ckptgate.vfs import names, pending, revisions, times, visibility
 from ckptgate.vfs.attributes import entry_of, is_decided
 from ckptgate.vfs.bytes import make_file
 from ckptgate.vfs.context import Context, Who, stale
@@ -98,6 +98,7 @@ def create(
                 node = ctx.spool.add_node(dataclasses.replace(node, file=file))
                 pending.put(ctx, who, parent, name, node.ino, kind)
                 opened = _add_handle(ctx, who, node, file, fd)
+            times.names_changed(ctx, parent)
         except BaseException:
             os.close(fd)
             raise

@@ -92,8 +92,7 @@ def _entries(ctx: Context, opened: OpenDir, listed: list[Named], cookie: int) ->
     if cookie < 1:
         yield DirEntry(".", node.ino, NodeKind.DIR, 1, None)
     if cookie < 2:
-        place = ctx.spool.place(node.ino)
-        yield DirEntry("..", node.ino if place is None else place[0], NodeKind.DIR, 2, None)
+        yield DirEntry("..", _parent_of(ctx, node), NodeKind.DIR, 2, None)
     start = bisect.bisect_right(listed, cookie, key=_cookie_of)
     for index in range(start, len(listed)):
         item = listed[index]
@@ -121,6 +120,15 @@ def _entry(ctx: Context, opened: OpenDir, parent: NodeRow, item: Named) -> Entry
         if parent.attempt is not None:
             timeout = visibility.inner_timeout(ctx, parent)
     return Entry(attr_of(ctx, node), timeout) if timeout > 0 else None
+
+
+def _parent_of(ctx: Context, node: NodeRow) -> int:
+    """The directory that `..` is; the mount's root is its own."""
+    place = ctx.spool.place(node.ino)
+    if place is not None:
+        return place[0]
+    row = None if node.attempt is None else ctx.spool.attempt(node.attempt)
+    return row.run_ino if row is not None and row.root == node.ino else node.ino
 
 
 def snapshot(ctx: Context, caller: Caller, node: NodeRow) -> dict[str, tuple[NodeRow, float]]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ckptgate.errors import MissingError
 from ckptgate.ports.spool import NodeRow
-from ckptgate.vfs import visibility
+from ckptgate.vfs import names, visibility
 from ckptgate.vfs.attributes import entry_of
 from ckptgate.vfs.context import Context
 from ckptgate.vfs.interface import Caller, Entry
@@ -39,6 +39,7 @@ def _lookup(ctx: Context, caller: Caller, parent_ino: int, name: str) -> Entry:
     parent = visibility.directory(ctx, caller, parent_ino)
     if name == ".":
         return entry_of(ctx, parent, 0.0)
+    names.check_length(name)
     found = visibility.resolve(ctx, caller, parent, name)
     if found is None:
         msg = f"nothing is named {name!r} here"

@@ -8,7 +8,17 @@ import os
 from ckptgate.errors import CkptError, ExistsError, MissingError
 from ckptgate.model.states import FileState
 from ckptgate.ports.spool import NodeKind, NodeRow, PendingKind, PlainOpKind
-from ckptgate.vfs import files, handles, names, pending, plain, revisions, visibility, writing
+from ckptgate.vfs import (
+    files,
+    handles,
+    names,
+    pending,
+    plain,
+    revisions,
+    times,
+    visibility,
+    writing,
+)
 from ckptgate.vfs.attributes import attr_of, entry_of, is_decided, local_stat
 from ckptgate.vfs.context import Context
 from ckptgate.vfs.interface import Attr, Caller, Entry, SetAttr
@@ -33,6 +43,7 @@ def unlink(ctx: Context, caller: Caller, parent_ino: int, name: str) -> None:
         return
     with ctx.change():
         unlink_outer(ctx, caller, parent, name, found)
+        times.names_changed(ctx, parent)
 
 
 def _unlink_inner(ctx: Context, caller: Caller, parent: NodeRow, name: str) -> None:
@@ -44,6 +55,7 @@ def _unlink_inner(ctx: Context, caller: Caller, parent: NodeRow, name: str) -> N
         raise MissingError(msg, subject=name)
     with ctx.change():
         remove_name(ctx, parent, name, child)
+        times.names_changed(ctx, parent)
         revisions.touch(ctx, ctx.who(caller), parent)
     if given.ino != parent.ino:
         ctx.invalidate(given.ino, name)
@@ -83,6 +95,7 @@ def symlink(ctx: Context, caller: Caller, parent_ino: int, name: str, target: st
         names.check_symlink(path, target)
     with ctx.change():
         node = files.new_node(ctx, caller, parent, NodeKind.SYMLINK, 0o777, target=target)
+        times.names_changed(ctx, parent)
         if parent.attempt is not None:
             ctx.spool.link(parent.ino, name, node.ino)
             revisions.touch(ctx, who, parent)

@@ -10,12 +10,19 @@ import errno
 
 from ckptgate.errors import InvalidNameError, RefusedError
 from ckptgate.model.documents import EntryType, FileEntry
-from ckptgate.model.ids import check_checkpoint_name, check_name, check_relative_path
+from ckptgate.model.ids import (
+    MAX_NAME_BYTES,
+    check_checkpoint_name,
+    check_name,
+    check_relative_path,
+)
 from ckptgate.model.layout import GATEWAY_DIR, TEMP_PREFIX, join_key
 from ckptgate.ports.spool import ROOT_INO, NodeKind, NodeRow
 from ckptgate.vfs.context import Context, stale
 
 __all__ = [
+    "can_be",
+    "check_length",
     "check_new_name",
     "check_symlink",
     "check_symlinks_below",
@@ -68,6 +75,26 @@ def path_in_attempt(ctx: Context, ino: int) -> str:
         ino = place[0]
         parts.append(place[1])
     return "/".join(reversed(parts))
+
+
+def can_be(path: str) -> bool:
+    """Whether the store can have such a path at all."""
+    try:
+        check_relative_path(path)
+    except InvalidNameError:
+        return False
+    return True
+
+
+def check_length(name: str) -> None:
+    """Refuse to look for what no name can be.
+
+    Raises:
+        InvalidNameError: ENAMETOOLONG.
+    """
+    if 4 * len(name) > MAX_NAME_BYTES and len(name.encode()) > MAX_NAME_BYTES:
+        msg = f"a name has at most {MAX_NAME_BYTES} bytes: {name!r}"
+        raise InvalidNameError(msg, subject=name, errno_value=errno.ENAMETOOLONG)
 
 
 def check_new_name(ctx: Context, parent: NodeRow, name: str, *, is_attempt: bool = False) -> None:

@@ -56,14 +56,23 @@ def queue_put(ctx: Context, node: NodeRow) -> None:
     ctx.wake()
 
 
+class _Removals:
+    """Names that the store will lose as soon as the queue, as it is now, is worked off."""
+
+    def __init__(self, ctx: Context) -> None:
+        rows = ctx.spool.plain_ops()
+        removals = {PlainOpKind.REMOVE, PlainOpKind.RMDIR}
+        self._paths = {row.path for row in rows if row.op in removals}
+        self._trees = tuple(f"{row.path}/" for row in rows if row.op is PlainOpKind.RENAME)
+
+    def covers(self, path: str) -> bool:
+        """Whether this name is one of them."""
+        return path in self._paths or f"{path}/".startswith(self._trees)
+
+
 def is_removed(ctx: Context, path: str) -> bool:
     """Whether the store's name will go as soon as the queue is worked off."""
-    for row in ctx.spool.plain_ops():
-        if row.op in {PlainOpKind.REMOVE, PlainOpKind.RMDIR} and row.path == path:
-            return True
-        if row.op is PlainOpKind.RENAME and (path + "/").startswith(row.path + "/"):
-            return True
-    return False
+    return _Removals(ctx).covers(path)
 
 
 def _is_unmade(ctx: Context, path: str) -> bool:
@@ -77,11 +86,16 @@ def _is_unmade(ctx: Context, path: str) -> bool:
 def store_child(ctx: Context, caller: Caller, parent: NodeRow, name: str) -> NodeRow | None:
     """The node of a plain name that only the store has; None if it has none."""
     path = names.plain_path(parent, name)
+    if not names.can_be(path):
+        return None
     if _is_unmade(ctx, parent.plain_path or "") or is_removed(ctx, path):
         return None
     ctx.need_block(caller)
     entry = _stat(ctx, parent, name, path)
     if entry is None or entry.is_managed or name == GATEWAY_DIR:
+        return None
+    if is_removed(ctx, path):
+        # Another thread did it meanwhile.
         return None
     if entry.kind is PlainKind.SYMLINK and names.is_checkpoint(ctx, parent, name):
         # A save through it would go wherever it leads.
@@ -208,6 +222,10 @@ def _taken_over(
         return None
     if file is not None and (entry.size, entry.mtime_ns) == (file.size, file.mtime_ns):
         return child
+    same_link = (PlainKind.SYMLINK, NodeKind.SYMLINK, known.target)
+    if (entry.kind, known.kind, entry.target) == same_link:
+        # The store's belongs to whoever put it there, and has the time of that.
+        return child
     return take_entry(ctx, parent, name, entry, known)
 
 
@@ -227,10 +245,13 @@ def list_store(ctx: Context, caller: Caller, parent: NodeRow) -> list[PlainEntry
     if _is_unmade(ctx, path):
         return []
     ctx.need_block(caller)
+    # What is removed in the store while it is listed may be in the list, and no longer queued.
+    before = _Removals(ctx)
     try:
         entries = ctx.catalog.plain_list(path)
     except MissingError:
         entries = []
+    after = _Removals(ctx)
     with ctx.lock:
         ctx.memory.listings[path] = frozenset(entry.name for entry in entries)
     return [
@@ -238,7 +259,8 @@ def list_store(ctx: Context, caller: Caller, parent: NodeRow) -> list[PlainEntry
         for entry in entries
         if not entry.is_managed
         and entry.name != GATEWAY_DIR
-        and not is_removed(ctx, names.plain_path(parent, entry.name))
+        and not before.covers(below := names.plain_path(parent, entry.name))
+        and not after.covers(below)
     ]
 
 

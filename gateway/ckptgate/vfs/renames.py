@@ -16,7 +16,7 @@ from ckptgate.model.entries import SealEvent
 from ckptgate.model.layout import join_key
 from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.spool import NodeKind, NodeRow, PendingKind, PlainOpKind, PlainOpRow
-from ckptgate.vfs import directories, events, names, pending, plain, revisions, visibility
+from ckptgate.vfs import directories, events, names, pending, plain, revisions, times, visibility
 from ckptgate.vfs.context import TAKEOVER, Context, RenewedError
 from ckptgate.vfs.exchange import exchange
 from ckptgate.vfs.interface import Caller
@@ -164,6 +164,7 @@ def _rename_root(ctx: Context, caller: Caller, move: _Move) -> None:
     _check_root_target(ctx, move)
     with ctx.change():
         _clear_root_target(ctx, caller, move)
+        times.names_changed(ctx, move.parent)
         ctx.spool.update_attempt(row.id, name=move.new_name)
         directories.queue_name_op(ctx, row.id, NameOpKind.ROOT_RENAME, "", to=move.new_name)
         row = record_writer(ctx, row, ctx.who(caller))
@@ -272,6 +273,7 @@ def _rename_inner(
         if node.kind is NodeKind.DIR and node.attempt is not None:
             directories.queue_name_op(ctx, node.attempt, NameOpKind.RENAME, old, to=new)
         ctx.spool.update_node(node.ino, ctime_ns=ctx.clock.now_ns())
+        times.names_changed(ctx, parent, new_parent)
         revisions.touch(ctx, ctx.who(caller), node)
         if node.kind is NodeKind.FILE:
             events.after_rename(ctx, node, old)
@@ -300,6 +302,7 @@ def _rename_file(
             _enter_attempt(ctx, caller, move, node, new_parent)
         else:
             _enter_plain(ctx, caller, move, node, new_parent)
+        times.names_changed(ctx, parent, new_parent)
 
 
 def _leave_plain(ctx: Context, caller: Caller, move: _Move, node: NodeRow) -> None:
@@ -414,6 +417,8 @@ def _rename_plain_directory(ctx: Context, caller: Caller, move: _Move) -> None:
             pending.remove_plain(ctx, who, move.new_parent, move.new_name, is_dir=True)
         ctx.spool.unlink(move.parent.ino, move.name)
         ctx.spool.link(move.new_parent.ino, move.new_name, node.ino)
+        ctx.spool.update_node(node.ino, ctime_ns=ctx.clock.now_ns())
+        times.names_changed(ctx, move.parent, move.new_parent)
         plain.set_paths(ctx, node, new)
         plain.queue(ctx, PlainOpKind.RENAME, old, to=new)
 

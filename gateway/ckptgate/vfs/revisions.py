@@ -142,6 +142,7 @@ def _clone_below(
 ) -> None:
     for name, node in ctx.spool.children(source):
         copy = ctx.spool.add_node(dataclasses.replace(node, ino=0, attempt=attempt, base=node.ino))
+        ctx.spool.copy_xattrs(node.ino, copy.ino)
         clones[node.ino] = copy.ino
         ctx.spool.link(target, name, copy.ino)
         if node.kind is NodeKind.DIR:

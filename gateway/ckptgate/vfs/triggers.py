@@ -1,6 +1,7 @@
-"""Extended attributes: the explicit commit and the state of a checkpoint, nothing else.
+"""Extended attributes: the explicit commit, the state of a checkpoint, and users' own.
 
-All others are refused, so that tools which copy attributes leave none behind. Any thread.
+Owns the rule that users' own (`user.*`) are kept with the node, on this machine: they are no part
+of a checkpoint, and are not changed once it is decided. All others are refused. Any thread.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import errno
 from collections.abc import Sequence
 
 from ckptgate.errors import CkptError
+from ckptgate.model.states import AttemptState
+from ckptgate.ports.spool import NodeRow
 from ckptgate.vfs import events, visibility
 from ckptgate.vfs.context import Context
 from ckptgate.vfs.interface import Caller
@@ -18,22 +21,44 @@ __all__ = ["COMMIT", "STATE", "getxattr", "listxattr", "removexattr", "setxattr"
 COMMIT = "user.ckptgate.commit"
 STATE = "user.ckptgate.state"
 
+_OWN = "user."
+_GATEWAYS = "user.ckptgate."
+_CREATE = 1
+_REPLACE = 2
+_BYTES_MAX = 64 * 1024
+"""Names and values of one node."""
+
 
 def _refused(name: str, value: int) -> CkptError:
     return CkptError(f"extended attribute {name!r} is not kept", subject=name, errno_value=value)
+
+
+def _is_users(name: str) -> bool:
+    return name.startswith(_OWN) and not name.startswith(_GATEWAYS)
 
 
 def getxattr(ctx: Context, ino: int, name: str) -> bytes:
     """The value of an attribute."""
     if name == STATE:
         return events.state_text(ctx, ctx.node(ino))
+    if _is_users(name):
+        value = ctx.spool.xattrs(ctx.node(ino).ino).get(name)
+        if value is not None:
+            return value
+        raise _refused(name, errno.ENODATA)
+    # The kernel and tools ask for these often.
     if name.startswith(("security.", COMMIT)):
         raise _refused(name, errno.ENODATA)
     raise _refused(name, errno.ENOTSUP)
 
 
-def setxattr(ctx: Context, caller: Caller, ino: int, name: str, value: bytes) -> None:
-    """Commit explicitly; nothing else can be set."""
+def setxattr(
+    ctx: Context, caller: Caller, ino: int, name: str, value: bytes, flags: int = 0
+) -> None:
+    """Commit explicitly, or keep an attribute of the user's own."""
+    if _is_users(name):
+        _keep(ctx, ino, name, value, flags)
+        return
     if name != COMMIT:
         raise _refused(name, errno.ENOTSUP)
     rank, world_size, is_all = events.parse_commit(value)
@@ -46,13 +71,49 @@ def setxattr(ctx: Context, caller: Caller, ino: int, name: str, value: bytes) ->
         events.commit_explicitly(ctx, node.attempt, rank, world_size, is_all=is_all)
 
 
+def _own_node(ctx: Context, ino: int, name: str) -> NodeRow:
+    """The node, if its attributes may be changed."""
+    node = ctx.node(ino)
+    row = None if node.attempt is None else ctx.spool.attempt(node.attempt)
+    if row is not None and row.state not in {AttemptState.OPEN, AttemptState.SEALED}:
+        msg = f"checkpoint {row.name!r} is {row.state}: attribute {name!r} cannot be changed"
+        raise CkptError(msg, subject=name, errno_value=errno.EPERM)
+    return node
+
+
+def _keep(ctx: Context, ino: int, name: str, value: bytes, flags: int) -> None:
+    if name == _OWN or flags & ~(_CREATE | _REPLACE):
+        msg = f"attribute {name!r} with flags {flags:#x} is not possible"
+        raise CkptError(msg, subject=name, errno_value=errno.EINVAL)
+    node = _own_node(ctx, ino, name)
+    with ctx.change():
+        known = ctx.spool.xattrs(node.ino)
+        if name in known and flags & _CREATE:
+            msg = f"attribute {name!r} is there already"
+            raise CkptError(msg, subject=name, errno_value=errno.EEXIST)
+        if name not in known and flags & _REPLACE:
+            raise _refused(name, errno.ENODATA)
+        known[name] = value
+        if sum(len(key) + len(kept) for key, kept in known.items()) > _BYTES_MAX:
+            msg = f"the attributes of one file take more than {_BYTES_MAX} bytes"
+            raise CkptError(msg, subject=name, errno_value=errno.ENOSPC)
+        ctx.spool.set_xattr(node.ino, name, value)
+        ctx.spool.update_node(node.ino, ctime_ns=ctx.clock.now_ns())
+
+
 def listxattr(ctx: Context, ino: int) -> Sequence[str]:
-    """None: tools would try to copy them."""
-    ctx.node(ino)
-    return ()
+    """The user's own; the gateway's are left out, as tools would try to copy them."""
+    return tuple(ctx.spool.xattrs(ctx.node(ino).ino))
 
 
 def removexattr(ctx: Context, ino: int, name: str) -> None:
-    """There is nothing that could be removed."""
-    ctx.node(ino)
-    raise _refused(name, errno.ENODATA)
+    """Drop an attribute of the user's own."""
+    if not _is_users(name):
+        ctx.node(ino)
+        raise _refused(name, errno.ENODATA)
+    node = _own_node(ctx, ino, name)
+    with ctx.change():
+        if name not in ctx.spool.xattrs(node.ino):
+            raise _refused(name, errno.ENODATA)
+        ctx.spool.drop_xattr(node.ino, name)
+        ctx.spool.update_node(node.ino, ctime_ns=ctx.clock.now_ns())

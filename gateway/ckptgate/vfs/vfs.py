@@ -297,20 +297,20 @@ class Vfs:
         return triggers.getxattr(self._ctx, ino, name)
 
     def setxattr(self, caller: Caller, ino: int, name: str, value: bytes, flags: int) -> None:
-        """Commit explicitly."""
-        del flags
+        """Commit explicitly, or keep a user's own attribute."""
         with self._ctx.atomic():
-            triggers.setxattr(self._ctx, caller, ino, name, value)
+            triggers.setxattr(self._ctx, caller, ino, name, value, flags)
 
     def listxattr(self, caller: Caller, ino: int) -> Sequence[str]:
-        """Names of extended attributes: none."""
+        """Names of the users' own extended attributes."""
         del caller
         return triggers.listxattr(self._ctx, ino)
 
     def removexattr(self, caller: Caller, ino: int, name: str) -> None:
-        """Nothing can be removed."""
+        """Drop a user's own attribute."""
         del caller
-        triggers.removexattr(self._ctx, ino, name)
+        with self._ctx.atomic():
+            triggers.removexattr(self._ctx, ino, name)
 
     def commit_explicit(
         self, run: str, name: str, rank: int | None, world_size: int | None, *, is_all: bool = False

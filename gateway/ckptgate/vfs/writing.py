@@ -2,7 +2,8 @@
 
 Owns the rules: bytes that are in the store, linked with it, or shared by several nodes are never
 written again, an open for writing gets a copy of them; a node that is open never changes its bytes,
-the name gets a new node instead and the caller ESTALE, once. Any thread.
+the name gets a new node instead and the caller ESTALE, once. Of several that open at the same time
+one makes the copy that counts; the others look again. Any thread.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from ckptgate.errors import CkptError, FullError, MissingError
 from ckptgate.model.states import FileState
 from ckptgate.ports.spool import FileRow, LocalBytes, NodeRow, PendingKind, PendingRow
-from ckptgate.vfs import names, pending, revisions
+from ckptgate.vfs import names, pending, pointers, revisions
 from ckptgate.vfs.attributes import is_decided
 from ckptgate.vfs.bytes import copy_file, make_file
 from ckptgate.vfs.context import Context, RenewedError
@@ -124,10 +125,31 @@ def prepare_write(ctx: Context, caller: Caller, node: NodeRow, *, is_emptied: bo
         _replace_node(ctx, place, node, file)
         raise _renewed(node)
     with ctx.change():
+        _check_first(ctx, node, place, file)
+        if ctx.memory.files.count(node.ino):
+            raise _too_late(ctx, node, file)
         old = node
         node = ctx.spool.update_node(node.ino, file=file, **_emptied(ctx, is_emptied=is_emptied))
         drop_file_if_unused(ctx, old)
     return node
+
+
+def _check_first(ctx: Context, node: NodeRow, place: _Place | None, file: int) -> None:
+    """Go on with the copy *file* only if nobody else gave the name new bytes while it was made.
+
+    In a change.
+
+    Raises:
+        RenewedError: somebody did; the copy is gone.
+    """
+    now = ctx.spool.node(node.ino)
+    if now is None or now.file != node.file or _place_of(ctx, now) != place:
+        raise _too_late(ctx, node, file)
+
+
+def _too_late(ctx: Context, node: NodeRow, file: int) -> RenewedError:
+    ctx.spool.drop_file(file)
+    return _renewed(node)
 
 
 def _renewed(node: NodeRow) -> RenewedError:
@@ -150,9 +172,13 @@ def _start_pending(
     ctx: Context, caller: Caller, place: _Place, node: NodeRow, *, is_emptied: bool
 ) -> None:
     kind = pending_kind(ctx, place.parent, place.name) or PendingKind.POINTER
-    file = _copied(ctx, caller, node, is_emptied=is_emptied)
     who = ctx.who(caller)
+    known = pointers.own_pending(ctx, who, place.parent, place.name)
+    file = _copied(ctx, caller, node, is_emptied=is_emptied)
     with ctx.change():
+        _check_first(ctx, node, place, file)
+        if pointers.own_pending(ctx, who, place.parent, place.name) != known:
+            raise _too_late(ctx, node, file)
         copy = _copy_node(ctx, node, file, names.plain_path(place.parent, place.name))
         pending.put(ctx, who, place.parent, place.name, copy.ino, kind)
     ctx.invalidate(place.parent.ino, place.name)
@@ -160,7 +186,7 @@ def _start_pending(
 
 def _copy_node(ctx: Context, node: NodeRow, file: int, plain_path: str | None) -> NodeRow:
     now = ctx.clock.now_ns()
-    return ctx.spool.add_node(
+    copy = ctx.spool.add_node(
         NodeRow(
             ino=0,
             kind=node.kind,
@@ -176,11 +202,14 @@ def _copy_node(ctx: Context, node: NodeRow, file: int, plain_path: str | None) -
             plain_path=plain_path,
         )
     )
+    ctx.spool.copy_xattrs(node.ino, copy.ino)
+    return copy
 
 
 def _replace_node(ctx: Context, place: _Place, node: NodeRow, file: int) -> None:
     """Give the name a new node with these bytes; the old one lives on while it is open."""
     with ctx.change():
+        _check_first(ctx, node, place, file)
         copy = _copy_node(ctx, node, file, node.plain_path)
         if place.pending is not None:
             ctx.spool.update_pending(place.pending.id, ino=copy.ino)

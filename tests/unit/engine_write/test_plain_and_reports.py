@@ -120,6 +120,28 @@ def test_a_live_file_follows_its_writer(cluster: Cluster) -> None:
     assert text(cluster, "log.txt") == b"123"
 
 
+def test_a_removed_file_that_is_still_open_does_not_come_back(cluster: Cluster) -> None:
+    node = cluster.node("a")
+    made = plain_file(node, "log.txt", b"1")
+    assert made.file is not None
+    handle = HandleRow(fh=node.raw.next_handle(), ino=made.ino, file=made.file, pid=1, start=1)
+    node.raw.add_handle(handle)
+    queue(node, PlainOpKind.PUT, "log.txt", ino=made.ino)
+    node.step()
+    assert text(cluster, "log.txt") == b"1"
+    node.raw.unlink(ROOT_INO, "log.txt")
+    queue(node, PlainOpKind.REMOVE, "log.txt")
+    node.step()
+    for _ in range(2):
+        queue(node, PlainOpKind.PUT, "log.txt", ino=made.ino)
+        with open(node.raw.data_path(made.file), "ab") as stream:
+            stream.write(b"2")
+        cluster.clock.advance(5.0)
+        node.step()
+        assert "log.txt" not in {entry.name for entry in cluster.store.plain_list("")}
+        node.raw.drop_handle(handle.fh)
+
+
 def test_a_restart_forgets_no_plain_file(cluster: Cluster) -> None:
     """I10."""
     node = cluster.node("a")

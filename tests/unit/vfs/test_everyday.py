@@ -335,7 +335,7 @@ def test_xattrs_commit_and_show_the_state(world):
         world.vfs.setxattr(world.a, ino, "user.ckptgate.commit", b"7", 0)
     assert caught.value.errno == errno.EINVAL
     with pytest.raises(CkptError) as caught:
-        world.vfs.setxattr(world.a, ino, "user.other", b"7", 0)
+        world.vfs.setxattr(world.a, ino, "user.ckptgate.other", b"7", 0)
     assert caught.value.errno == errno.ENOTSUP
 
 
