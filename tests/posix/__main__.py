@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.posix import (  # noqa: F401 - they fill the list
     cases_attr,
     cases_data,
+    cases_files,
     cases_list,
     cases_locks,
     cases_map,
@@ -12,6 +13,7 @@ from tests.posix import (  # noqa: F401 - they fill the list
     cases_open,
     cases_rename,
     cases_rights,
+    cases_xattr,
 )
 from tests.posix.suite import main
 

@@ -6,7 +6,6 @@ checkpoint, with kernel passthrough and without.
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import json
 import os
@@ -65,7 +64,7 @@ def _on_a_mount(base: Path, label: str) -> dict[str, Observations]:
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory, require) -> Iterator[Path]:
-    """A directory on ext4."""
+    """A directory on ext4, for the comparison and for the spools."""
     path = tmp_path_factory.mktemp("local")
     kind = subprocess.run(
         ["stat", "-f", "-c", "%T", path], capture_output=True, text=True, check=True
@@ -74,8 +73,8 @@ def local(tmp_path_factory, require) -> Iterator[Path]:
         yield path
         return
     image, made = path / "image", path / "ext4"
-    with contextlib.suppress(OSError):
-        os.truncate(os.open(image, os.O_CREAT | os.O_RDWR), 1 << 30)
+    image.touch()
+    os.truncate(image, 4 << 30)
     made.mkdir()
     commands = (["mkfs.ext4", "-q", image], ["mount", "-o", "loop", image, made])
     is_mounted = all(
@@ -88,14 +87,17 @@ def local(tmp_path_factory, require) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def seen(local: Path, tmp_path_factory, require) -> dict[str, Observations]:
+def seen(local: Path, require) -> dict[str, Observations]:
     """What each place showed, `ext4` among them."""
     require(os.access("/dev/fuse", os.R_OK | os.W_OK), "/dev/fuse is not accessible")
     require(os.geteuid() == 0, "the suite becomes other users, which only root can")
-    base = tmp_path_factory.mktemp("posix")
+    # Limits of sizes and of sparse files are those of the file system below.
+    base = local / "mounts"
+    base.mkdir()
     with ThreadPoolExecutor(2) as pool:
         mounts = [pool.submit(_on_a_mount, base, label) for label in ("passthrough", "loop")]
-        found = {"ext4": _observed(local, base / "ext4.json")}
+        (local / "cases").mkdir()
+        found = {"ext4": _observed(local / "cases", base / "ext4.json")}
         for mount in mounts:
             found.update(mount.result())
     return found
