@@ -377,7 +377,9 @@ class ToyFs:
             self.dirs[self.next_dir] = names
             return self.next_dir
 
-    def readdir(self, caller: Caller, fh: int, cookie: int) -> Sequence[DirEntry]:
+    def readdir(
+        self, caller: Caller, fh: int, cookie: int, *, with_entries: bool = True
+    ) -> Sequence[DirEntry]:
         with self.lock:
             out = []
             for number, (name, ino) in enumerate(self.dirs[fh][cookie : cookie + 400], cookie + 1):

@@ -111,7 +111,9 @@ class ScriptedFs:
     def opendir(self, caller: Caller, ino: int) -> int:
         return 77
 
-    def readdir(self, caller: Caller, fh: int, cookie: int) -> list[DirEntry]:
+    def readdir(
+        self, caller: Caller, fh: int, cookie: int, *, with_entries: bool = True
+    ) -> list[DirEntry]:
         names = [".", "..", "aaa", "unseen", "bbb"][cookie:]
         return [
             DirEntry(name, number, NodeKind.FILE, number,

@@ -186,7 +186,8 @@ def _directory(context: Context, request: Request, fh: int) -> int:
 def readdir(context: Context, request: Request) -> Reply:
     """READDIR: as many names as fit."""
     fh, cookie, size = wire.READ_IN.unpack_from(request.body)[:3]
-    listing = context.fs.readdir(request.caller, _directory(context, request, fh), cookie)
+    known = _directory(context, request, fh)
+    listing = context.fs.readdir(request.caller, known, cookie, with_entries=False)
     out = bytearray()
     for item in listing:
         record = wire.dirent(item.ino, item.cookie, wire.encode_name(item.name), item.kind)

@@ -23,6 +23,10 @@ _CHILDREN: Final = (
     f"SELECT m.name, {_COLUMNS} FROM names AS m JOIN nodes AS n ON n.ino = m.ino "  # noqa: S608 - own columns
     "WHERE m.parent = ? ORDER BY m.made_ns, m.name"
 )
+_COUNT_CHILDREN: Final = (
+    "SELECT count(*), total(kind = 'dir') FROM (SELECT n.kind FROM names AS m"
+    " CROSS JOIN nodes AS n ON n.ino = m.ino WHERE m.parent = ? LIMIT ?)"
+)
 _NAMELESS: Final = (
     f"SELECT {_COLUMNS} FROM nodes AS n LEFT JOIN names AS m ON m.ino = n.ino "  # noqa: S608 - own columns
     f"WHERE m.ino IS NULL AND n.ino <> {ROOT_INO} "
@@ -125,9 +129,9 @@ class NodePart:
         build = NODES.build
         return [(row[0], build(row[1:])) for row in self._db.all(_CHILDREN, (parent,))]
 
-    def count_children(self, parent: int) -> int:
-        row = self._db.one("SELECT count(*) FROM names WHERE parent = ?", (parent,))
-        return 0 if row is None else row[0]
+    def count_children(self, parent: int, *, most: int = 1) -> tuple[int, int]:
+        row = self._db.one(_COUNT_CHILDREN, (parent, most))
+        return (0, 0) if row is None else (row[0], int(row[1]))
 
     def link(self, parent: int, name: str, ino: int) -> None:
         """See `ports.spool.Nodes.link`.

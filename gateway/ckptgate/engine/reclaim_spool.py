@@ -114,7 +114,7 @@ class SpoolReclaimer:
     def _drop_row(self, row: AttemptRow) -> None:
         with self._spool.transaction():
             now = self._spool.attempt(row.id)
-            if now is None or now.state is not row.state or self._spool.count_children(now.root):
+            if now is None or now.state is not row.state or self._spool.count_children(now.root)[0]:
                 return
             self._spool.drop_attempt(row.id)
             self._spool.drop_node(now.root)

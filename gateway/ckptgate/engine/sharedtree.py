@@ -210,7 +210,7 @@ class SharedTree:
         node = self._find(row, path)
         if node is None or node.kind is not NodeKind.DIR:
             return False
-        if self._spool.count_children(node.ino):
+        if self._spool.count_children(node.ino)[0]:
             # Something of ours lies in it: the directory lives on, as the merge will show.
             _log.warning("name-op-conflict attempt=%s op=rmdir path=%s", row.attempt, path)
             return False
@@ -250,7 +250,7 @@ class SharedTree:
                 self._spool.link(target.ino, name, node.ino)
             elif node.kind is NodeKind.DIR:
                 self._merge_into(row, node, present)
-        if not self._spool.count_children(source.ino):
+        if not self._spool.count_children(source.ino)[0]:
             self._unname(source)
         return True
 

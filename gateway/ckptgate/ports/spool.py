@@ -151,7 +151,15 @@ class Nodes(Protocol):
         """All names of a directory, in the order in which they were made."""
         ...
 
-    def count_children(self, parent: int) -> int: ...
+    def count_children(self, parent: int, *, most: int = 1) -> tuple[int, int]:
+        """How many names a directory has, and how many of them are directories.
+
+        Args:
+            parent: the directory.
+            most: names beyond that many are not looked at.
+        """
+        ...
+
     def link(self, parent: int, name: str, ino: int) -> None:
         """Give *ino* this name; ExistsError if the name is taken."""
         ...

@@ -81,10 +81,8 @@ def _links(ctx: Context, node: NodeRow) -> int:
         if is_nameless(ctx, node.ino):
             return 0
         # 1 says "not counted" (find and others know it): counting a huge directory takes long.
-        if ctx.spool.count_children(node.ino) > _COUNTED_MAX:
-            return 1
-        children = ctx.spool.children(node.ino)
-        return 2 + sum(child.kind is NodeKind.DIR for _, child in children)
+        count, directories = ctx.spool.count_children(node.ino, most=_COUNTED_MAX + 1)
+        return 1 if count > _COUNTED_MAX else 2 + directories
     if ctx.spool.place(node.ino) is not None:
         return 1
     if node.attempt is not None:

@@ -133,7 +133,7 @@ def not_empty(name: str) -> CkptError:
 
 def is_empty_attempt(ctx: Context, row: AttemptRow) -> bool:
     """Whether the attempt's tree holds nothing."""
-    return ctx.spool.count_children(row.root) == 0
+    return ctx.spool.count_children(row.root)[0] == 0
 
 
 def rmdir(ctx: Context, caller: Caller, parent_ino: int, name: str) -> None:
@@ -193,7 +193,7 @@ def _remove_inner(ctx: Context, caller: Caller, parent: NodeRow, name: str) -> N
     if child is None or parent.attempt is None:
         msg = f"nothing is named {name!r} here"
         raise MissingError(msg, subject=name)
-    if ctx.spool.count_children(child.ino):
+    if ctx.spool.count_children(child.ino)[0]:
         raise not_empty(name)
     with ctx.change():
         path = names.path_in_attempt(ctx, child.ino)

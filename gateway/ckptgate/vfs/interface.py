@@ -219,7 +219,9 @@ class FileSystem(Protocol):
         ...
 
     def opendir(self, caller: Caller, ino: int) -> int: ...
-    def readdir(self, caller: Caller, fh: int, cookie: int) -> Iterable[DirEntry]:
+    def readdir(
+        self, caller: Caller, fh: int, cookie: int, *, with_entries: bool = True
+    ) -> Iterable[DirEntry]:
         """Entries after *cookie* (0: from the start), `.` and `..` among them.
 
         They are made as they are taken, so that each `entry` is true when the reply is built.

@@ -49,7 +49,9 @@ def releasedir(ctx: Context, fh: int) -> None:
         ctx.memory.dirs.pop(fh, None)
 
 
-def readdir(ctx: Context, caller: Caller, fh: int, cookie: int) -> Iterator[DirEntry]:
+def readdir(
+    ctx: Context, caller: Caller, fh: int, cookie: int, *, with_entries: bool
+) -> Iterator[DirEntry]:
     """Entries after *cookie*; a seek to the start looks again."""
     opened = ctx.memory.dirs.get(fh)
     if opened is None:
@@ -65,7 +67,7 @@ def readdir(ctx: Context, caller: Caller, fh: int, cookie: int) -> Iterator[DirE
         node = visibility.directory(ctx, caller, opened.ino)
         opened.node = node
         opened.names = names_known = _ordered(snapshot(ctx, caller, node))
-    return _entries(ctx, opened, names_known, cookie)
+    return _entries(ctx, opened, names_known, cookie, with_entries=with_entries)
 
 
 def _ordered(found: dict[str, tuple[NodeRow, float]]) -> list[Named]:
@@ -86,7 +88,9 @@ def _position(name: str) -> int:
     return (int.from_bytes(digest, "big") >> 2) + _FIRST
 
 
-def _entries(ctx: Context, opened: OpenDir, listed: list[Named], cookie: int) -> Iterator[DirEntry]:
+def _entries(
+    ctx: Context, opened: OpenDir, listed: list[Named], cookie: int, *, with_entries: bool
+) -> Iterator[DirEntry]:
     node = opened.node
     assert node is not None
     if cookie < 1:
@@ -96,7 +100,7 @@ def _entries(ctx: Context, opened: OpenDir, listed: list[Named], cookie: int) ->
     start = bisect.bisect_right(listed, cookie, key=_cookie_of)
     for index in range(start, len(listed)):
         item = listed[index]
-        entry = _entry(ctx, opened, node, item)
+        entry = _entry(ctx, opened, node, item) if with_entries else None
         yield DirEntry(item.name, item.node.ino, item.node.kind, item.cookie, entry)
 
 

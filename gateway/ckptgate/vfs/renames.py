@@ -144,7 +144,7 @@ def _check_kinds(ctx: Context, move: _Move) -> None:
         msg = f"{move.new_name!r} is a directory"
         raise CkptError(msg, subject=move.new_name, errno_value=errno.EISDIR)
     if is_target_dir and (
-        move.target.attempt is not None or ctx.spool.count_children(move.target.node.ino)
+        move.target.attempt is not None or ctx.spool.count_children(move.target.node.ino)[0]
     ):
         raise directories.not_empty(move.new_name)
 
@@ -182,7 +182,7 @@ def _check_root_target(ctx: Context, move: _Move) -> None:
     if target.node.kind is not NodeKind.DIR:
         msg = f"{move.new_name!r} is not a directory"
         raise CkptError(msg, subject=move.new_name, errno_value=errno.ENOTDIR)
-    if target.what is What.COMMITTED or ctx.spool.count_children(target.node.ino):
+    if target.what is What.COMMITTED or ctx.spool.count_children(target.node.ino)[0]:
         raise directories.not_empty(move.new_name)
     if target.attempt is not None and target.attempt.state is not AttemptState.OPEN:
         raise directories.not_empty(move.new_name)

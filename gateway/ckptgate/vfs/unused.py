@@ -42,7 +42,7 @@ def drop_if_unused(ctx: Context, ino: int, *, is_forgotten: bool = True) -> None
         node = ctx.spool.node(ino)
         if node is None or not is_nameless(ctx, ino):
             return
-        if node.kind is NodeKind.DIR and ctx.spool.count_children(ino):
+        if node.kind is NodeKind.DIR and ctx.spool.count_children(ino)[0]:
             return
         ctx.spool.drop_node(ino)
         drop_file_if_unused(ctx, node)

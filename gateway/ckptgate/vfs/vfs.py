@@ -272,9 +272,11 @@ class Vfs:
         """Open a directory."""
         return listing.opendir(self._ctx, caller, ino)
 
-    def readdir(self, caller: Caller, fh: int, cookie: int) -> Iterable[DirEntry]:
+    def readdir(
+        self, caller: Caller, fh: int, cookie: int, *, with_entries: bool = True
+    ) -> Iterable[DirEntry]:
         """Entries after *cookie*."""
-        return listing.readdir(self._ctx, caller, fh, cookie)
+        return listing.readdir(self._ctx, caller, fh, cookie, with_entries=with_entries)
 
     def releasedir(self, fh: int) -> None:
         """Close a directory."""
