@@ -856,6 +856,7 @@ def test_what_the_spool_takes_is_counted_as_it_is(spool):
     os.unlink(spool.path + "/the-store-s")
     spool.drop_handle(1)
     spool.drop_file(file.file)
+    spool.finish_removals()
     assert spool.allocated() < before + 200_000
 
 
