@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import errno
+import functools
 import stat
 import struct
 from typing import Final, TypeAlias
@@ -54,7 +55,8 @@ IN_HEADER_USED: Final = struct.Struct("<4xIQQIII4x")
 OUT_HEADER: Final = struct.Struct("<IiQ")
 ATTR: Final = struct.Struct("<QQQqqqIIIIIIIIII")
 ENTRY: Final = struct.Struct("<QQQQII")
-ATTR_HEAD: Final = struct.Struct("<QII")
+ATTR_OUT: Final = struct.Struct("<QII" + ATTR.format[1:])
+ENTRY_OUT: Final = struct.Struct(ENTRY.format + ATTR.format[1:])
 OPEN_OUT: Final = struct.Struct("<QIi")
 OPEN_IN: Final = struct.Struct("<II")
 CREATE_IN: Final = struct.Struct("<IIII")
@@ -222,22 +224,25 @@ def type_bits(kind: NodeKind) -> int:
     return _TYPE_BITS[kind]
 
 
+@functools.lru_cache(maxsize=64)
 def _timeout(seconds: float) -> tuple[int, int]:
     ns = max(0, int(seconds * NS))
     return ns // NS, ns % NS
 
 
-def _attr(attr: Attr) -> bytes:
-    return ATTR.pack(
+def _attr(attr: Attr) -> tuple[int, ...]:
+    """The fields of `ATTR`."""
+    atime, mtime, ctime = attr.atime_ns, attr.mtime_ns, attr.ctime_ns
+    return (
         attr.ino,
         attr.size,
         attr.blocks,
-        attr.atime_ns // NS,
-        attr.mtime_ns // NS,
-        attr.ctime_ns // NS,
-        attr.atime_ns % NS,
-        attr.mtime_ns % NS,
-        attr.ctime_ns % NS,
+        atime // NS,
+        mtime // NS,
+        ctime // NS,
+        atime % NS,
+        mtime % NS,
+        ctime % NS,
         _TYPE_BITS[attr.kind] | (attr.mode & 0o7777),
         attr.nlink,
         attr.uid,
@@ -250,16 +255,15 @@ def _attr(attr: Attr) -> bytes:
 
 def attr_out(attr: Attr) -> bytes:
     """Reply of GETATTR and SETATTR."""
-    seconds, ns = _timeout(attr.timeout_s)
-    return ATTR_HEAD.pack(seconds, ns, 0) + _attr(attr)
+    return ATTR_OUT.pack(*_timeout(attr.timeout_s), 0, *_attr(attr))
 
 
 def entry_out(entry: Entry) -> bytes:
     """Reply of LOOKUP and of what makes a name."""
+    attr = entry.attr
     name_s, name_ns = _timeout(entry.timeout_s)
-    attr_s, attr_ns = _timeout(entry.attr.timeout_s)
-    head = ENTRY.pack(entry.attr.ino, 0, name_s, attr_s, name_ns, attr_ns)
-    return head + _attr(entry.attr)
+    attr_s, attr_ns = _timeout(attr.timeout_s)
+    return ENTRY_OUT.pack(attr.ino, 0, name_s, attr_s, name_ns, attr_ns, *_attr(attr))
 
 
 NO_ENTRY: Final = bytes(ENTRY.size + ATTR.size)
