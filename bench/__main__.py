@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 import time
 from dataclasses import replace
@@ -48,6 +49,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.pairs:
         sizes = replace(sizes, pairs=args.pairs)
     plan = Plan(sizes, places(args.tmpfs, args.disk))
+    # Mounts and gigabytes must not outlive a run that is ended early.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     about = machine.describe()
     if not args.json:
         print(f"{about}\n{report.header()}", flush=True)

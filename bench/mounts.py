@@ -99,7 +99,9 @@ class Mount:
         try:
             yield
         finally:
-            os.kill(self.publisher, signal.SIGCONT)
+            # Where it is gone, something else went wrong, and is being told.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.publisher, signal.SIGCONT)
 
     def staged(self, size: int) -> Path:
         """The newest spool file of exactly *size* bytes."""
