@@ -552,3 +552,24 @@ def test_a_pool_grows_only_as_far_as_allowed() -> None:
     assert pool.close(10)
     assert not pool.is_queued(5)
     assert sorted(done) == [0, 1, 2, 3, 5]
+
+
+def test_a_backing_id_that_cannot_be_closed_holds_nothing_up(tmp_path: Path):
+    """I10: the file is released nevertheless, and a successor tries again."""
+    path = str(tmp_path / "opens")
+    opened_fd = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR)
+
+    def refuse(backing_id: int) -> None:
+        raise OSError(errno.EIO, f"injected for {backing_id}")
+
+    backing = Backing(BackingTable(path), register=lambda fd: 7, unregister=refuse)
+    backing.enable()
+    backing.attach(3, Opened(fh=1, fd=opened_fd, is_complete=True), 0, 1)
+    backing.detach(3, 1)
+    backing.close()
+    closed: list[int] = []
+    successor = Backing(BackingTable(path), register=lambda fd: 8, unregister=closed.append)
+    successor.finish_closes()
+    assert closed == [7]
+    successor.close()
+    os.close(opened_fd)

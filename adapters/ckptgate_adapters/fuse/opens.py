@@ -231,8 +231,7 @@ class Backing:
         """Close ids that a killed process had no more time to close."""
         with self._lock:
             for backing_id in sorted(self._table.unclosed):
-                self._unregister(backing_id)
-                self._table.closed(backing_id)
+                self._close(backing_id)
 
     def attach(self, ino: int, opened: Opened, flags: int, request: int) -> tuple[int, int]:
         """The `open_flags` and backing id with which an open is answered.
@@ -271,8 +270,17 @@ class Backing:
         with self._lock:
             freed = self._table.drop(ino, fh)
             if freed:
-                self._unregister(freed)
-                self._table.closed(freed)
+                self._close(freed)
+
+    def _close(self, backing_id: int) -> None:
+        """Close an id; one that can't be closed is tried again by a successor."""
+        try:
+            self._unregister(backing_id)
+        except OSError as exc:
+            # The release of a file, or the start of a successor, must not depend on it.
+            _log.warning("backing-id-not-closed id=%d reason=%s", backing_id, exc.strerror)
+            return
+        self._table.closed(backing_id)
 
     def close(self) -> None:
         """Close the journal."""
