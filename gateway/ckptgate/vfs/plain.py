@@ -17,6 +17,7 @@ from ckptgate.vfs.context import Context
 from ckptgate.vfs.interface import Caller
 
 __all__ = [
+    "grown",
     "is_removed",
     "list_store",
     "queue",
@@ -180,7 +181,9 @@ def refreshed(
     """A plain child as it is now: what isn't newer here is looked up in the store again."""
     if child.kind is NodeKind.DIR:
         return child
-    if not ctx.is_due(("plain", child.ino), _REFRESH_S) or ctx.memory.files.count(child.ino):
+    if not ctx.is_due(("plain", child.ino), _REFRESH_S):
+        return child
+    if child.file is not None and ctx.memory.files.count(child.ino):
         return child
     if _is_queued(ctx, names.plain_path(parent, name)):
         return child
@@ -198,6 +201,16 @@ def refreshed(
     if node is not None:
         ctx.done_now(("plain", node.ino))
     return node
+
+
+def grown(ctx: Context, caller: Caller, node: NodeRow) -> NodeRow:
+    """A file that only the store has, as it is there now: somebody may follow it by descriptor."""
+    is_ours = node.file is not None or node.kind is not NodeKind.FILE or node.plain_path is None
+    place = None if is_ours else ctx.spool.place(node.ino)
+    if place is None or not ctx.is_due(("plain", node.ino), _REFRESH_S):
+        return node
+    now = refreshed(ctx, caller, ctx.node(place[0]), place[1], node)
+    return now if now is not None and now.ino == node.ino else node
 
 
 def _taken_over(

@@ -44,6 +44,10 @@ def writable(ctx: Context, caller: Caller, node: NodeRow) -> NodeRow:
                 return node
             waits.decided(ctx, caller, row)
             continue
+        if row.state in {AttemptState.ABANDONED, AttemptState.ABORTED}:
+            # As in a removed directory that somebody still has open.
+            msg = f"checkpoint {row.name!r} was given up: {row.reason}"
+            raise MissingError(msg, subject=row.name)
         if row.state is not AttemptState.COMMITTED:
             raise stale(row.name, f"its attempt is {row.state}")
         who = ctx.who(caller)

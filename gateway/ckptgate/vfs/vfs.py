@@ -26,6 +26,7 @@ from ckptgate.vfs import (
     listing,
     lookup,
     mutate,
+    plain,
     renames,
     room,
     syncing,
@@ -177,8 +178,11 @@ class Vfs:
 
     def getattr(self, caller: Caller, ino: int, fh: int | None) -> Attr:
         """stat(2)."""
-        del caller, fh
-        return attributes.attr_of(self._ctx, self._ctx.node(ino))
+        del fh
+        node = self._ctx.node(ino)
+        if node.attempt is None:
+            node = plain.grown(self._ctx, caller, node)
+        return attributes.attr_of(self._ctx, node)
 
     def setattr(self, caller: Caller, ino: int, changes: SetAttr, fh: int | None) -> Attr:
         """chmod, chown, truncate, utimens."""

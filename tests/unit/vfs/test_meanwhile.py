@@ -128,3 +128,28 @@ def test_a_settled_pointer_is_not_followed_by_an_older_view(world):
     world.catalog.view = lambda run, age: old if age else new
     assert world.readlink(world.a, "latest") == "step-2"
     assert "latest" in world.names(world.a)
+
+
+def test_a_file_that_only_the_store_has_grows_while_somebody_has_it_open(world):
+    """`tail -f` on another node than the writer's: asked by descriptor, not by name."""
+    world.catalog.add_plain("train.log", b"1")
+    ino = world.walk(world.a, "train.log").attr.ino
+    opened = world.vfs.open(world.a, ino, os.O_RDONLY)
+    assert world.vfs.read(world.a, opened.fh, 0, 100) == b"1"
+    world.catalog.add_plain("train.log", b"1 and 2")
+    world.clock.seconds += 2
+    assert world.vfs.getattr(world.a, ino, opened.fh).size == 7
+    assert world.vfs.read(world.a, opened.fh, 0, 100) == b"1 and 2"
+    world.close(world.a, opened)
+
+
+def test_changes_through_a_directory_whose_checkpoint_was_given_up_find_nothing(world):
+    """As in a removed directory: `rm -rf` by two processes has no error."""
+    world.mkdir(world.a, "step-1")
+    world.write(world.a, "step-1/w", b"1")
+    root = world.walk(world.a, "step-1").attr.ino
+    world.spool.update_attempt(world.attempt("step-1").id, state=AttemptState.ABANDONED)
+    for change in (world.vfs.unlink, world.vfs.rmdir):
+        with pytest.raises(CkptError) as caught:
+            change(world.a2, root, "w")
+        assert caught.value.errno in {errno.ENOENT, errno.ENOTDIR}
