@@ -237,6 +237,19 @@ def test_removing_a_committed_checkpoint_hides_it_from_the_job(run: Path):
     assert seen(path) == "['a.bin'] b'again'"
 
 
+def test_a_removal_by_one_job_leaves_others_all_that_is_in_it(run: Path):
+    """I8: what a job removes is dead for it alone, also right after others looked."""
+    for number in range(5):
+        path = run / f"step-{number}"
+        (path / "d").mkdir(parents=True)
+        (path / "d/a.bin").write_bytes(b"1")
+        commit(path)
+        code = "import os, shutil, sys; os.listdir(sys.argv[1]); shutil.rmtree(sys.argv[1])"
+        done = job(code, path, run_id="remover")
+        assert done.returncode == 0, done.stderr
+        assert (os.listdir(path), os.listdir(path / "d")) == (["d"], ["a.bin"])
+
+
 def test_an_older_checkpoint_that_is_removed_goes_for_everybody(shared: Cluster, run: Path):
     save(run / "step-1")
     save(run / "step-2")

@@ -27,7 +27,7 @@ from ckptgate.vfs.attributes import entry_of
 from ckptgate.vfs.context import Context, Who
 from ckptgate.vfs.interface import Caller, Entry
 from ckptgate.vfs.liveness import record_writer
-from ckptgate.vfs.lookup import remove_name
+from ckptgate.vfs.lookup import have_asked_again, remove_name
 from ckptgate.vfs.visibility import Found, What
 
 __all__ = ["abandon", "is_empty_attempt", "mkdir", "not_empty", "queue_name_op", "rmdir"]
@@ -149,7 +149,7 @@ def rmdir(ctx: Context, caller: Caller, parent_ino: int, name: str) -> None:
     if found.attempt is not None:
         _remove_root(ctx, caller, parent, name, found.attempt)
     elif found.what is What.INNER:
-        _remove_inner(ctx, caller, parent, name)
+        _remove_inner(ctx, caller, parent_ino, parent, name)
     else:
         _remove_plain(ctx, caller, parent, name, found.node)
 
@@ -161,6 +161,8 @@ def _remove_root(ctx: Context, caller: Caller, parent: NodeRow, name: str, row: 
         row = ctx.spool.attempt(row.id) or row
     if not is_empty_attempt(ctx, row):
         raise not_empty(name)
+    if row.base is not None:
+        have_asked_again(ctx, parent.ino, name)
     who = ctx.who(caller)
     with ctx.change():
         times.names_changed(ctx, parent)
@@ -187,7 +189,9 @@ def _remove_root(ctx: Context, caller: Caller, parent: NodeRow, name: str, row: 
     _log.info("checkpoint-deleted run=%r name=%r by=%s", committed.run, name, who.key)
 
 
-def _remove_inner(ctx: Context, caller: Caller, parent: NodeRow, name: str) -> None:
+def _remove_inner(
+    ctx: Context, caller: Caller, parent_ino: int, parent: NodeRow, name: str
+) -> None:
     parent = revisions.writable(ctx, caller, parent)
     child = ctx.spool.child(parent.ino, name)
     if child is None or parent.attempt is None:
@@ -195,6 +199,8 @@ def _remove_inner(ctx: Context, caller: Caller, parent: NodeRow, name: str) -> N
         raise MissingError(msg, subject=name)
     if ctx.spool.count_children(child.ino)[0]:
         raise not_empty(name)
+    if parent.ino != parent_ino:
+        have_asked_again(ctx, parent_ino, name)
     with ctx.change():
         path = names.path_in_attempt(ctx, child.ino)
         queue_name_op(ctx, parent.attempt, NameOpKind.RMDIR, path)

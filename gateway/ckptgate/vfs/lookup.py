@@ -8,11 +8,15 @@ from ckptgate.errors import MissingError
 from ckptgate.ports.spool import NodeRow
 from ckptgate.vfs import names, visibility
 from ckptgate.vfs.attributes import entry_of
-from ckptgate.vfs.context import Context
+from ckptgate.vfs.context import TAKEOVER, Context, RenewedError
 from ckptgate.vfs.interface import Caller, Entry
 from ckptgate.vfs.unused import drop_if_unused
 
-__all__ = ["forget", "looked_up", "lookup", "remove_name"]
+__all__ = ["forget", "have_asked_again", "looked_up", "lookup", "remove_name"]
+
+_TAKEOVER_S = 5.0
+_MOVING_MAX = 1024
+"""A call whose process died in between leaves its mark; bounds how many stay."""
 
 
 def lookup(ctx: Context, caller: Caller, parent_ino: int, name: str) -> Entry:
@@ -46,6 +50,32 @@ def _lookup(ctx: Context, caller: Caller, parent_ino: int, name: str) -> Entry:
         raise MissingError(msg, subject=name)
     may_keep = parent.ino == parent_node.ino and (parent_ino, name) not in ctx.memory.moving
     return entry_of(ctx, found.node, found.timeout_s if may_keep else 0.0)
+
+
+def have_asked_again(ctx: Context, parent_ino: int, name: str) -> None:
+    """Have the kernel look a name up again, which now may not be kept, before it is changed.
+
+    With a rename the kernel takes along how long an entry may be kept: others would find what this
+    job only holds for itself under the new name until that time is over. And a directory that is
+    removed is dead for everybody: that must be the revision's, not the committed one which the
+    kernel may still have there.
+
+    Raises:
+        RenewedError: ESTALE, the first time: the kernel looks up and comes again.
+    """
+    if not ctx.is_due(TAKEOVER, _TAKEOVER_S):
+        # A predecessor may have said so already; a second time would be the caller's error.
+        return
+    key = (parent_ino, name)
+    with ctx.lock:
+        if key in ctx.memory.moving:
+            del ctx.memory.moving[key]
+            return
+        ctx.memory.moving[key] = None
+        if len(ctx.memory.moving) > _MOVING_MAX:
+            ctx.memory.moving.popitem(last=False)
+    msg = f"{name!r} is looked up once more before it is changed"
+    raise RenewedError(msg, subject=name)
 
 
 def looked_up(ctx: Context, nodes: Sequence[int]) -> None:

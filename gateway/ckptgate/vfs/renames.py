@@ -17,11 +17,11 @@ from ckptgate.model.layout import join_key
 from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.spool import NodeKind, NodeRow, PendingKind, PlainOpKind, PlainOpRow
 from ckptgate.vfs import directories, events, names, pending, plain, revisions, times, visibility
-from ckptgate.vfs.context import TAKEOVER, Context, RenewedError
+from ckptgate.vfs.context import Context
 from ckptgate.vfs.exchange import exchange
 from ckptgate.vfs.interface import Caller
 from ckptgate.vfs.liveness import record_writer
-from ckptgate.vfs.lookup import remove_name
+from ckptgate.vfs.lookup import have_asked_again, remove_name
 from ckptgate.vfs.mutate import place_symlink
 from ckptgate.vfs.visibility import Found, What
 from ckptgate.vfs.writing import take_bytes_along
@@ -30,9 +30,6 @@ __all__ = ["EXCHANGE", "NOREPLACE", "rename"]
 
 NOREPLACE = 1
 EXCHANGE = 2
-_TAKEOVER_S = 5.0
-_MOVING_MAX = 1024
-"""A rename whose caller died in between leaves its mark; bounds how many stay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +75,10 @@ def rename(
     names.check_new_name(ctx, new_parent, new_name, is_attempt=is_root)
     if target is not None and target.node.ino == found.node.ino:
         return
-    if _changes_meaning(ctx, found, parent, new_parent, new_name):
-        _have_asked_again(ctx, parent_ino, name)
+    if _changes_meaning(ctx, found, parent_ino, new_parent, new_name):
+        for place in (parent, new_parent):
+            revisions.writable(ctx, caller, place)
+        have_asked_again(ctx, parent_ino, name)
     move = _Move(
         parent=parent, name=name, found=found,
         new_parent=new_parent, new_name=new_name, target=target,
@@ -98,37 +97,19 @@ def rename(
 
 
 def _changes_meaning(
-    ctx: Context, found: Found, parent: NodeRow, new_parent: NodeRow, new_name: str
+    ctx: Context, found: Found, place: int, new_parent: NodeRow, new_name: str
 ) -> bool:
     """Whether what means the same for everybody becomes something that depends on who asks."""
+    parent = ctx.node(place)
     if parent.attempt is not None:
+        # The kernel has the committed directory there; the copies are known to one job only.
         row = ctx.spool.attempt(parent.attempt)
-        return row is not None and (row.base is not None or row.state is AttemptState.COMMITTED)
+        return (
+            row is not None
+            and row.state is AttemptState.COMMITTED
+            and found.node.attempt == new_parent.attempt
+        )
     return found.timeout_s > 0 and names.is_special(ctx, new_parent, new_name)
-
-
-def _have_asked_again(ctx: Context, parent_ino: int, name: str) -> None:
-    """Have the kernel look the old name up again, which now may not be kept, before it is moved.
-
-    With a rename the kernel takes along how long an entry may be kept: others would find what this
-    job only holds for itself under the new name until that time is over.
-
-    Raises:
-        RenewedError: ESTALE, the first time: the kernel looks up and comes again.
-    """
-    if not ctx.is_due(TAKEOVER, _TAKEOVER_S):
-        # A predecessor may have said so already; a second time would be the caller's error.
-        return
-    key = (parent_ino, name)
-    with ctx.lock:
-        if key in ctx.memory.moving:
-            del ctx.memory.moving[key]
-            return
-        ctx.memory.moving[key] = None
-        if len(ctx.memory.moving) > _MOVING_MAX:
-            ctx.memory.moving.popitem(last=False)
-    msg = f"{name!r} is looked up once more before it is renamed"
-    raise RenewedError(msg, subject=name)
 
 
 def _check_kinds(ctx: Context, move: _Move) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -290,7 +290,16 @@ class World:
         self.vfs.unlink(caller, *self.place(caller, path))
 
     def rmdir(self, caller: Caller, path: str) -> None:
-        self.vfs.rmdir(caller, *self.place(caller, path))
+        self.again(lambda: self.vfs.rmdir(caller, *self.place(caller, path)))
+
+    def again(self, call: Callable[[], None]) -> None:
+        """With the kernel's one retry after ESTALE."""
+        try:
+            call()
+        except CkptError as exc:
+            if exc.errno != errno.ESTALE:
+                raise
+            call()
 
     def symlink(self, caller: Caller, target: str, path: str) -> int:
         return self.vfs.symlink(caller, *self.place(caller, path), target).attr.ino
@@ -299,16 +308,11 @@ class World:
         return self.vfs.readlink(caller, self.walk(caller, path).attr.ino)
 
     def rename(self, caller: Caller, old: str, new: str, flags: int = 0) -> None:
-        """With the kernel's one retry after ESTALE."""
-        for is_last in (False, True):
+        def call() -> None:
             places = *self.place(caller, old), *self.place(caller, new)
-            try:
-                self.vfs.rename(caller, *places, flags)
-            except CkptError as exc:
-                if exc.errno != errno.ESTALE or is_last:
-                    raise
-            else:
-                return
+            self.vfs.rename(caller, *places, flags)
+
+        self.again(call)
 
     def names(self, caller: Caller, path: str = "") -> list[str]:
         ino = self.walk(caller, path).attr.ino if path else ROOT
