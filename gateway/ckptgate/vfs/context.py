@@ -117,10 +117,10 @@ class Memory:
     """Shared job key -> (pid, start) of processes that used the mount."""
     moments: dict[object, float] = field(default_factory=dict[object, float])
     """When something was last asked of the store, on the monotonic clock."""
-    moving: OrderedDict[tuple[int, str], None] = field(
-        default_factory=OrderedDict[tuple[int, str], None]
+    moving: OrderedDict[tuple[int, str], set[int]] = field(
+        default_factory=OrderedDict[tuple[int, str], set[int]]
     )
-    """(directory, name) that the kernel may not keep, as it is about to move it; see `renames`."""
+    """(directory, name) that the kernel may not keep -> pids about to change it; see `lookup`."""
     is_spool_full: bool = False
     """As `vfs.room` last saw it."""
     synced: set[int] = field(default_factory=set[int])

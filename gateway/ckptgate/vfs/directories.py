@@ -162,7 +162,7 @@ def _remove_root(ctx: Context, caller: Caller, parent: NodeRow, name: str, row: 
     if not is_empty_attempt(ctx, row):
         raise not_empty(name)
     if row.base is not None:
-        have_asked_again(ctx, parent.ino, name)
+        have_asked_again(ctx, caller, parent.ino, name)
     who = ctx.who(caller)
     with ctx.change():
         times.names_changed(ctx, parent)
@@ -200,7 +200,7 @@ def _remove_inner(
     if ctx.spool.count_children(child.ino)[0]:
         raise not_empty(name)
     if parent.ino != parent_ino:
-        have_asked_again(ctx, parent_ino, name)
+        have_asked_again(ctx, caller, parent_ino, name)
     with ctx.change():
         path = names.path_in_attempt(ctx, child.ino)
         queue_name_op(ctx, parent.attempt, NameOpKind.RMDIR, path)

@@ -52,7 +52,7 @@ def _lookup(ctx: Context, caller: Caller, parent_ino: int, name: str) -> Entry:
     return entry_of(ctx, found.node, found.timeout_s if may_keep else 0.0)
 
 
-def have_asked_again(ctx: Context, parent_ino: int, name: str) -> None:
+def have_asked_again(ctx: Context, caller: Caller, parent_ino: int, name: str) -> None:
     """Have the kernel look a name up again, which now may not be kept, before it is changed.
 
     With a rename the kernel takes along how long an entry may be kept: others would find what this
@@ -68,10 +68,13 @@ def have_asked_again(ctx: Context, parent_ino: int, name: str) -> None:
         return
     key = (parent_ino, name)
     with ctx.lock:
-        if key in ctx.memory.moving:
-            del ctx.memory.moving[key]
+        pids = ctx.memory.moving.setdefault(key, set())
+        if caller.pid in pids:
+            pids.discard(caller.pid)
+            if not pids:
+                del ctx.memory.moving[key]
             return
-        ctx.memory.moving[key] = None
+        pids.add(caller.pid)
         if len(ctx.memory.moving) > _MOVING_MAX:
             ctx.memory.moving.popitem(last=False)
     msg = f"{name!r} is looked up once more before it is changed"

@@ -78,7 +78,7 @@ def rename(
     if _changes_meaning(ctx, found, parent_ino, new_parent, new_name):
         for place in (parent, new_parent):
             revisions.writable(ctx, caller, place)
-        have_asked_again(ctx, parent_ino, name)
+        have_asked_again(ctx, caller, parent_ino, name)
     move = _Move(
         parent=parent, name=name, found=found,
         new_parent=new_parent, new_name=new_name, target=target,

@@ -13,7 +13,7 @@ import enum
 import errno
 from dataclasses import dataclass
 
-from ckptgate.errors import CkptError, TransientStoreError
+from ckptgate.errors import CkptError, MissingError, TransientStoreError
 from ckptgate.model.layout import GATEWAY_DIR
 from ckptgate.model.states import AttemptState
 from ckptgate.ports.catalog import RunView
@@ -126,8 +126,23 @@ def redirect(ctx: Context, who: Who, node: NodeRow) -> NodeRow:
         return node
     found = ctx.spool.node(_clones(ctx, revision).get(node.ino, 0))
     if found is None:
-        raise stale(f"node {node.ino}", f"was removed in the revision of {row.name!r}")
+        if _is_made_again(ctx, node, revision):
+            raise stale(f"node {node.ino}", f"was replaced in the revision of {row.name!r}")
+        # As in a removed directory that somebody still has open.
+        msg = f"node {node.ino} was removed in the revision of {row.name!r}"
+        raise MissingError(msg, subject=row.name)
     return found
+
+
+def _is_made_again(ctx: Context, node: NodeRow, revision: AttemptRow) -> bool:
+    """Whether the revision has something else where *node* of its base is."""
+    ino = revision.root
+    for part in filter(None, names.path_in_attempt(ctx, node.ino).split("/")):
+        child = ctx.spool.child(ino, part)
+        if child is None:
+            return False
+        ino = child.ino
+    return True
 
 
 def _clones(ctx: Context, revision: AttemptRow) -> dict[int, int]:
