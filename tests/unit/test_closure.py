@@ -559,3 +559,27 @@ def test_what_a_vote_will_bring_is_not_called_missing() -> None:
         )
         assert [str(one) for one in found] == [final]
     assert has(missing(SealEvent.EXPLICIT, [mine]), "a file: the checkpoint has none")
+
+
+def test_a_format_that_wrote_a_revision_wrote_all_of_its_set_anew() -> None:
+    """I8: the base's file is in the place of one that came late, or went into another attempt."""
+    base = [file("__0_0.distcp"), file("__1_0.distcp", size=1)]
+    half = revised(A, written("__0_0.distcp", "a longer text"), base[1])
+    both = revised(B, base[0], written("__1_0.distcp", "2"))
+
+    def found(event: SealEvent, *votes: Vote) -> list[str]:
+        members = {one.member: member(one.member) for one in votes}
+        lines = closure(
+            event=event,
+            members=members,
+            votes={one.member: one for one in votes},
+            expected=EXPECTED,
+            previous_paths=None,
+            base=base,
+        )
+        return [str(line) for line in lines]
+
+    assert has(found(SealEvent.FORMAT, half), "'__1_0.distcp' written anew, as the rest was")
+    assert found(SealEvent.FORMAT, half, both) == []
+    assert found(SealEvent.QUIESCENCE, half) == []
+    assert found(SealEvent.FORMAT, msgspec.structs.replace(half, committed_all=True)) == []

@@ -61,6 +61,7 @@ def build_parts(config: Config) -> Parts:
         member=member,
         host=os.uname().nodename,
         events=events,
+        is_alive=ProcIdentity().is_alive,
     )
     return Parts(
         config=config,

@@ -101,7 +101,11 @@ class StoreCatalog:
         known = self._views.get(log.run)
         if known is not None and known.length == log.state.length:
             return known
-        view = log.look(lambda state: _view(log.run, state))
+        view = log.look_now(lambda state: _view(log.run, state)) if known is not None else None
+        if known is not None and view is None:
+            # Somebody reads the log just now: nobody who asks for what is known waits for that.
+            return known
+        view = view or log.look(lambda state: _view(log.run, state))
         with self._lock:
             known = self._views.get(log.run)
             # Another thread may have folded further meanwhile.
@@ -272,6 +276,7 @@ def _view(run: str, state: RunState) -> RunView:
         names=frozenset(state.names),
         pointers={name: folded.value for name, folded in state.pointers.items()},
         undecided=state.undecided(),
+        generation=state.generation,
     )
 
 

@@ -166,6 +166,28 @@ class Judge:
 
         return self._logs.get(run).look(judge)
 
+    def half_rewritten(
+        self, run: str, attempt: str, votes: Mapping[str, Vote], entries: Sequence[FileEntry]
+    ) -> tuple[Missing, ...]:
+        """What a revision that wrote some files of its base anew, after `assess`, left as it was.
+
+        Names and an expected set prove nothing there: the base's files are in the place of those
+        that are still to come.
+
+        Raises:
+            TransientStoreError, IntegrityError: as `assess`.
+        """
+        revised = next((vote.base for vote in votes.values() if vote.base), "")
+        base = {entry.path: entry.key for entry in self._base(run, revised) if entry.key}
+        expected = self._known[run, attempt].expected
+        counted = base.keys() if expected is None else expected.files.keys()
+        kept = [e.path for e in entries if e.path in counted and base.get(e.path) == e.key]
+        anew = [e.path for e in entries if e.path in counted and base.get(e.path) != e.key]
+        if not kept or not anew:
+            return ()
+        what = f"{kept[0]!r} written anew, as {anew[0]!r} was: commit explicitly"
+        return (Missing(what, "all writers"),)
+
     def _base(self, run: str, attempt: str) -> tuple[FileEntry, ...]:
         """The entries of the checkpoint that the votes are a revision of."""
         if not attempt:

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from ckptgate.engine.events import Events
+from ckptgate.engine.incarnations import Incarnations
 from ckptgate.engine.intents import Intents, parse_key
 from ckptgate.engine.manifests import load_manifest
 from ckptgate.engine.rolls import Rolls
@@ -34,8 +35,6 @@ from ckptgate.model.documents import (
     decode,
     encode,
 )
-from ckptgate.model.entries import Entry, Fence
-from ckptgate.model.jobkey import JobKey
 from ckptgate.model.layout import (
     data_key,
     format_key,
@@ -44,10 +43,17 @@ from ckptgate.model.layout import (
     mover_key,
     names_key,
 )
-from ckptgate.model.rules import AttemptPhase, RunState
+from ckptgate.model.rules import AttemptPhase
 from ckptgate.model.states import AttemptState
 from ckptgate.ports.clock import Clock, Ids
-from ckptgate.ports.spool import AttemptRow, FileRow, NodeKind, NodeRow, Spool
+from ckptgate.ports.spool import (
+    BEGAN_META,
+    AttemptRow,
+    FileRow,
+    NodeKind,
+    NodeRow,
+    Spool,
+)
 from ckptgate.ports.store import Store
 
 __all__ = ["Membership"]
@@ -63,7 +69,7 @@ _UNDECIDED: Final = frozenset({AttemptState.OPEN, AttemptState.SEALED})
 class Membership:
     """This member's part in attempts. Any thread; all calls but `is_imported` may block."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- the composition root names each part
         self,
         *,
         store: Store,
@@ -74,6 +80,7 @@ class Membership:
         member: str,
         host: str,
         events: Events | None = None,
+        is_alive: Callable[[int, int], bool] | None = None,
     ) -> None:
         self._store = store
         self._spool = spool
@@ -81,6 +88,7 @@ class Membership:
         self._clock = clock
         self._member = member
         self._host = host
+        self._incarnations = Incarnations(spool=spool, logs=logs, is_alive=is_alive)
         self._events = events if events is not None else Events(clock=clock)
         self._rolls = Rolls(store)
         self._shared = SharedTree(
@@ -110,15 +118,18 @@ class Membership:
             return row
         self._check_format(row.run)
         key = parse_key(row.job_key)
-        generation = self._generation(row.run, key)
+        generation = self._incarnations.generation(row, key)
+        if generation is None:
+            return self._give_up(row)
         if not row.attempt:
             # An old incarnation that goes on writing can't seal any more: it begins nothing.
-            may_begin = not self._is_fenced_off(row.run, key, generation)
+            may_begin = not self._incarnations.is_fenced_off(row.run, key, generation)
             row = self._intents.claim(row, key, generation, may_begin=may_begin)
             if not row.attempt:
                 return row
         self._register(row)
         row = self._spool.update_attempt(row.id, is_joined=True, generation=generation)
+        self._spool.drop_meta(BEGAN_META.format(attempt=row.id))
         _log.info("joined run=%s attempt=%s generation=%d", row.run, row.attempt, generation)
         self._logs.get(row.run).refresh()
         return self.check_late(row)
@@ -306,24 +317,17 @@ class Membership:
         self._events.record("late-member", f"{row.run}/{row.attempt}", reason)
         return self._spool.update_attempt(row.id, state=AttemptState.ABORTED, reason=reason)
 
-    def _generation(self, run: str, key: JobKey) -> int:
-        """The key's generation in the run; a shared key that is new there appends a FENCE."""
-        log = self._logs.get(run)
-        text = str(key)
-
-        def fence(state: RunState) -> Entry | None:
-            if state.generation_of(text) is not None:
-                return None
-            return Fence(generation=state.generation + 1, job_key=text)
-
-        if key.is_shared:
-            log.append(fence)
-            return log.look(lambda state: state.fences[text])
-        return log.refresh().generation
-
-    def _is_fenced_off(self, run: str, key: JobKey, generation: int) -> bool:
-        newest = self._logs.get(run).look(lambda state: state.generation)
-        return key.is_shared and generation < newest
+    def _give_up(self, row: AttemptRow) -> AttemptRow:
+        """Its incarnation ended before it could be registered, and another one goes on."""
+        reason = "its incarnation was over before it could be registered, and a newer one has begun"
+        with self._spool.transaction():
+            now = self._fresh(row.id)
+            if now.state not in _UNDECIDED:
+                return now
+            now = self._spool.update_attempt(row.id, state=AttemptState.ABANDONED, reason=reason)
+            self._spool.drop_meta(BEGAN_META.format(attempt=row.id))
+        self._events.record("abandoned", f"{row.run}/{row.name}", reason)
+        return now
 
     # Registering
 

@@ -118,6 +118,7 @@ class Publisher:
         did = self._guard_all("plain names", self._mirror.step)
         for row in self._undecided():
             did = self._guard("join", row, self._introduce) or did
+            did = self._guard("seal", row, self._seal_first) or did
         did = self._guard_all("digests", self._stager.step) or did
         did = self._guard_all("uploads", self._uploader.step) or did
         self._is_busy = False
@@ -190,6 +191,19 @@ class Publisher:
             self._membership.send_name_ops(row)
             did = len(self._spool.name_ops(row.id)) < left or did
         return did
+
+    def _seal_first(self, row: AttemptRow) -> bool:
+        """Seal what has its commit event before another job is introduced, whose FENCE forbids it.
+
+        While the store was away both may have come here.
+        """
+        if not row.event or not row.is_joined or row.seal_index >= 0:
+            return False
+        others = self._spool.attempts(run=row.run, states=_UNDECIDED)
+        if not any(o.id > row.id and o.job_key != row.job_key and not o.is_joined for o in others):
+            return False
+        self._logs.get(row.run).refresh()
+        return self._decider.step(row)
 
     def _step_run(self, run: str) -> bool:
         rows = self._spool.attempts(run=run, states=_UNDECIDED)

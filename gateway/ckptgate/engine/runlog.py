@@ -85,6 +85,15 @@ class RunLog:
         with self._lock:
             return read(self.state)
 
+    def look_now(self, read: Callable[[RunState], _T]) -> _T | None:
+        """As `look`, but None where that would have to wait for somebody's store call."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return read(self.state)
+        finally:
+            self._lock.release()
+
     def refresh(self) -> RunState:
         """Fold what is new in the store; reads new slots only, and writes nothing.
 
@@ -106,6 +115,10 @@ class RunLog:
         Threads that wait for a refresh that began after their call are served by it.
         """
         asked = self._clock.monotonic()
+        read_at = self._read_at
+        if read_at is not None and read_at > asked - max_age_s:
+            # Without the lock: who holds it may be waiting for the store.
+            return
         with self._lock:
             read_at = self._read_at
             if read_at is None or read_at <= asked - max_age_s:

@@ -108,6 +108,8 @@ def closure(
     if expected is not None:
         missing += _uncovered(expected, files, who, waiting)
         missing += _absent_ranks(event, expected, members, votes, waiting)
+        if event is SealEvent.FORMAT and not all_ranks_committed(votes):
+            missing += _not_anew(expected, files, base, who)
     elif event is SealEvent.EXPLICIT:
         missing += _uncommitted(votes, who)
     elif event is SealEvent.QUIESCENCE:
@@ -177,6 +179,21 @@ def _uncovered(
         elif voted.entry.size < size:
             what = f"the rest of {path!r}: {voted.entry.size} of at least {size} bytes"
             yield Missing(what, who.file(voted))
+
+
+def _not_anew(
+    expected: ExpectedSet, files: Iterable[Voted], base: Sequence[FileEntry], who: _Owners
+) -> Iterator[Missing]:
+    """Files that a revision still has from its base, though the format wrote all of its set anew.
+
+    Who wrote them may have come too late, or have begun from another base: then the base's files
+    are in the place of the new ones.
+    """
+    before = {entry.path: entry.key for entry in base}
+    for voted in files:
+        entry = voted.entry
+        if entry.path in expected.files and before.get(entry.path) == entry.key:
+            yield Missing(f"{entry.path!r} written anew, as the rest was", who.all())
 
 
 def _absent_ranks(

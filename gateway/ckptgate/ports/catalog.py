@@ -29,6 +29,7 @@ class RunView:
             is never shown raw.
         pointers: pointer name -> value, among them the gateway's own `latest`.
         undecided: attempt ids that are sealed and neither committed nor aborted.
+        generation: of the newest incarnation, 0 before the first.
     """
 
     run: str
@@ -37,6 +38,7 @@ class RunView:
     names: frozenset[str]
     pointers: Mapping[str, PointerValue]
     undecided: tuple[str, ...]
+    generation: int = 0
 
 
 class Catalog(Protocol):

@@ -11,6 +11,7 @@ from ckptgate.model.documents import Evidence
 from ckptgate.model.states import AttemptState, FileState
 
 __all__ = [
+    "BEGAN_META",
     "JOINING_META",
     "NO_FILE",
     "ROOM_META",
@@ -33,6 +34,8 @@ __all__ = [
 ]
 
 ROOT_INO = 1
+BEGAN_META = "began.{attempt}"
+"""Setting with the newest generation that was known when the attempt with that row id began."""
 WRITERS_META = "writers.{attempt}"
 """Setting with the [pid, start] of all processes that wrote the attempt with that row id (JSON)."""
 SETTLED_META = "settled.{run_ino}"

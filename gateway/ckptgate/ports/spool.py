@@ -13,6 +13,7 @@ from typing import Protocol
 
 from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.rows import (
+    BEGAN_META,
     JOINING_META,
     NO_FILE,
     ROOM_META,
@@ -35,6 +36,7 @@ from ckptgate.ports.rows import (
 )
 
 __all__ = [
+    "BEGAN_META",
     "JOINING_META",
     "NO_FILE",
     "ROOM_META",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Generator
@@ -24,7 +25,7 @@ from ckptgate.model.jobkey import JobKey, JobKind
 from ckptgate.model.kinds import NamePatterns
 from ckptgate.ports.catalog import Catalog, Invalidations, RunView, Waker
 from ckptgate.ports.clock import Clock
-from ckptgate.ports.spool import NodeRow, Spool
+from ckptgate.ports.spool import BEGAN_META, NodeRow, Spool
 from ckptgate.vfs.closing import Closes, NotedClose
 from ckptgate.vfs.identify import Identify, ProcessInfo
 from ckptgate.vfs.interface import Caller
@@ -371,6 +372,12 @@ class Context:
         if not self.catalog.is_fresh(run, age):
             self.need_block(caller)
         return self.catalog.view(run, age)
+
+    def note_began(self, run: str, attempt: int) -> None:
+        """Note which incarnations are known of at the begin of an attempt; inside a change."""
+        if self.catalog.is_fresh(run, math.inf):
+            generation = self.catalog.view(run, math.inf).generation
+            self.spool.set_meta(BEGAN_META.format(attempt=attempt), str(generation))
 
     def is_due(self, what: object, interval_s: float) -> bool:
         """Whether *what* was last done longer than *interval_s* ago; notes nothing."""

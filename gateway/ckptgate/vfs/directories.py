@@ -102,6 +102,7 @@ def _start_attempt(ctx: Context, who: Who, parent: NodeRow, name: str, root: Nod
         )
     )
     ctx.spool.update_node(root.ino, attempt=row.id)
+    ctx.note_began(run, row.id)
     record_writer(ctx, row, who)
     ctx.spool.watch_run(run)
     ctx.wake()

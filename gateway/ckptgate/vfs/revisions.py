@@ -119,6 +119,7 @@ def revise(ctx: Context, who: Who, base: AttemptRow) -> AttemptRow:
         ctx.spool.update_node(new_root.ino, attempt=row.id)
         clones = {root.ino: new_root.ino}
         _clone_below(ctx, root.ino, new_root.ino, row.id, clones)
+        ctx.note_began(base.run, row.id)
         row = record_writer(ctx, row, who)
         ctx.spool.watch_run(base.run)
     with ctx.lock:

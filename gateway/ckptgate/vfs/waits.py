@@ -124,7 +124,7 @@ def _unsettled(ctx: Context, ino: int, *, is_close: bool) -> list[AttemptRow]:
         and (not row.is_joined or ctx.spool.name_ops(row.id))
         and (
             ctx.is_due(("settle-in-vain", row.id), ctx.settings.settle_pause_s)
-            or (is_close and _is_sealed_by_rename(ctx, row))
+            or (is_close and _is_unproved(ctx, row))
         )
     ]
 
@@ -137,7 +137,7 @@ def must_settle(ctx: Context, ino: int, *, is_close: bool = False) -> bool:
 def settle(ctx: Context, caller: Caller, ino: int, *, is_close: bool = False) -> None:
     """Wait until other nodes can know of what was done, `settle_wait_s` at most.
 
-    A close in an attempt that a rename will seal waits up to `decision_wait_s`.
+    A close in an attempt that a rename will seal, or in a revision, waits up to `decision_wait_s`.
 
     Raises:
         TransientStoreError: EIO for a close, this node could not be registered in such an attempt:
@@ -149,14 +149,14 @@ def settle(ctx: Context, caller: Caller, ino: int, *, is_close: bool = False) ->
     ctx.need_block(caller)
     ctx.waker.wake()
     rows = _wait_settled(ctx, ino, ctx.settings.settle_wait_s, is_close=is_close)
-    if is_close and any(_is_sealed_by_rename(ctx, row) for row in rows):
+    if is_close and any(_is_unproved(ctx, row) for row in rows):
         longer_s = ctx.settings.decision_wait_s - ctx.settings.settle_wait_s
         rows = _wait_settled(ctx, ino, longer_s, is_close=is_close)
     for row in rows:
         # Every close would wait again while the store is away.
         _log.warning("settle-in-vain name=%r wait_s=%g", row.name, ctx.settings.settle_wait_s)
         ctx.done_now(("settle-in-vain", row.id))
-    unregistered = [row.name for row in rows if is_close and _is_sealed_by_rename(ctx, row)]
+    unregistered = [row.name for row in rows if is_close and _is_unproved(ctx, row)]
     if unregistered:
         msg = f"this node could not be registered in {unregistered[0]!r}: the store does not answer"
         raise TransientStoreError(msg, subject=unregistered[0], hint="ckptgate status")
@@ -172,6 +172,10 @@ def _wait_settled(ctx: Context, ino: int, limit_s: float, *, is_close: bool) -> 
     return rows
 
 
-def _is_sealed_by_rename(ctx: Context, row: AttemptRow) -> bool:
-    """Whether the store doesn't know this member of an attempt that a rename will seal."""
-    return not row.is_joined and ctx.patterns.is_temporary(row.name)
+def _is_unproved(ctx: Context, row: AttemptRow) -> bool:
+    """Whether the attempt could be committed without this member, which the store doesn't know yet.
+
+    A rename seals whatever is there; and in a revision the files of its base are in the place of
+    those that this member wrote, so that no expected set tells that they are missing.
+    """
+    return not row.is_joined and (row.base is not None or ctx.patterns.is_temporary(row.name))

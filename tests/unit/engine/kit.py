@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import blake3
+from tests.engine_parts import EngineParts, Forgotten
 
-from ckptgate.engine.catalog import StoreCatalog
-from ckptgate.engine.events import Events
-from ckptgate.engine.membership import Membership
-from ckptgate.engine.runlog import RunLogs
 from ckptgate.model.closure import merge_votes
 from ckptgate.model.documents import (
     ChunkRef,
@@ -43,16 +40,10 @@ NEXT_JOB = "run:job-2"
 SESSION = "session:host-a/7@9"
 
 
-class Invalidated:
+class Invalidated(Forgotten):
     """Remembers what the kernel was told to forget."""
 
-    def __init__(self):
-        self.names = []
-
-    def name(self, parent, name):
-        self.names.append((parent, name))
-
-    def node(self, ino):
+    def node(self, ino: int) -> None:
         self.names.append((ino, ""))
 
 
@@ -71,28 +62,19 @@ class Node:
             str(path / host), store_url="memory:", host=host
         )
         self.member: str = member or self.spool.get_meta("member") or ""
-        self.events = Events()
         self.invalidated = Invalidated()
-        self.logs = RunLogs(store, self.clock, self.ids, self.member)
-        self.membership = Membership(
+        parts = EngineParts.build(
             store=store,
             spool=self.spool,
-            logs=self.logs,
             clock=self.clock,
             ids=self.ids,
             member=self.member,
             host=host,
-            events=self.events,
         )
-        self.catalog = StoreCatalog(
-            store=store,
-            spool=self.spool,
-            logs=self.logs,
-            membership=self.membership,
-            clock=self.clock,
-            events=self.events,
-            invalidations=self.invalidated,
-        )
+        self.events = parts.events
+        self.logs = parts.logs
+        self.membership = parts.membership
+        self.catalog = parts.catalog(self.invalidated)
 
     def with_store(self, store) -> Node:
         """The same machine after a restart, with another way to the store."""

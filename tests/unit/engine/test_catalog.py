@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -165,3 +167,33 @@ def test_a_full_file_of_events_is_begun_anew(tmp_path, monkeypatch):
     events.record("b", "s", "d")
     assert os.path.getsize(f"{path}.1") > 8_000_000
     assert [event.kind for event in events.recent(9)] == ["b"]
+
+
+def test_what_is_known_is_told_while_somebody_waits_for_the_store(make_node):
+    """Whoever may not block asks for a view only where it is known; that must then not wait."""
+    node = make_node("a")
+    node.save("step-1", {"f": b"1"})
+    known = node.catalog.view("run", 0.0)
+    entered, go_on = threading.Event(), threading.Event()
+    get = node.store.get
+
+    def slow_get(key, **more):
+        entered.set()
+        assert go_on.wait(10)
+        return get(key, **more)
+
+    log = node.logs.get("run")
+    log._store = SimpleNamespace(get=slow_get)
+    reader = threading.Thread(target=log.refresh)
+    reader.start()
+    try:
+        assert entered.wait(10)
+        assert node.catalog.is_fresh("run", 60.0)
+        asked = threading.Thread(target=lambda: found.append(node.catalog.view("run", 60.0)))
+        found: list[object] = []
+        asked.start()
+        asked.join(10)
+        assert found == [known]
+    finally:
+        go_on.set()
+        reader.join(10)

@@ -105,3 +105,20 @@ def test_a_close_that_must_wait_is_left_to_the_pool(world):
     with pytest.raises(WouldBlockError):
         world.vfs.settle(Caller(0, 0, 300), ino, is_close=True)
     assert world.waker.count > 0
+
+
+def test_a_close_in_a_revision_fails_where_this_node_cannot_be_registered(world):
+    """I1: the base's file would be committed in the place of the one that this node wrote."""
+    world.mkdir(world.s, "run")
+    world.commit("run", "step-1", {"x.bin": b"old"})
+    world.catalog.on_refresh = lambda: False
+    opened = world.open_new(world.s, "run/step-1/x.bin")
+    os.pwrite(opened.fd, b"new", 0)
+    ino = world.walk(world.s, "run/step-1/x.bin").attr.ino
+    assert world.vfs.flush(world.s, opened.fh)
+    started = world.clock.seconds
+    with pytest.raises(TransientStoreError, match="step-1"):
+        world.vfs.settle(world.s, ino, is_close=True)
+    assert 30.0 <= world.clock.seconds - started < 31.0
+    world.vfs.release(opened.fh)
+    assert world.read(world.s, "run/step-1/x.bin") == b"new"
