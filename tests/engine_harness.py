@@ -12,10 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ckptgate.engine.events import Events
-from ckptgate.engine.membership import Membership
-from ckptgate.engine.publisher import Publisher
-from ckptgate.engine.runlog import RunLogs
+from tests.engine_parts import EngineParts, Forgotten
+
 from ckptgate.engine.settings import PublisherSettings
 from ckptgate.engine.verify import fold_log, verify_checkpoint
 from ckptgate.model.documents import EntryType, Evidence, PointerKind
@@ -40,20 +38,6 @@ from ckptgate_adapters.sqlite_spool import SqliteSpool
 RUN = "run"
 JOB = "run:job-1"
 UNDECIDED = (AttemptState.OPEN, AttemptState.SEALED)
-
-
-class Forgotten:
-    """Invalidations that are remembered."""
-
-    def __init__(self) -> None:
-        self.names: list[tuple[int, str]] = []
-        self.nodes: list[int] = []
-
-    def name(self, parent: int, name: str) -> None:
-        self.names.append((parent, name))
-
-    def node(self, ino: int) -> None:
-        self.nodes.append(ino)
 
 
 @dataclass
@@ -140,33 +124,19 @@ class StagedNode:
         self.member = f"{host}-{sum(host.encode()):08x}"
         self.raw.set_meta("member", self.member)
         self.spool = wrap(self.raw)
-        self.events = Events()
         self.forgotten = Forgotten()
-        clock = cluster.clock
-        ids = SeededIds(sum(host.encode()))
-        self.logs = RunLogs(store, clock=clock, ids=ids, member=self.member)
-        self.membership = Membership(
+        parts = EngineParts.build(
             store=store,
             spool=self.spool,
-            logs=self.logs,
-            clock=clock,
-            ids=ids,
+            clock=cluster.clock,
+            ids=SeededIds(sum(host.encode())),
             member=self.member,
             host=host,
-            events=self.events,
         )
-        self.publisher = Publisher(
-            store=store,
-            spool=self.spool,
-            logs=self.logs,
-            membership=self.membership,
-            clock=clock,
-            ids=ids,
-            member=self.member,
-            events=self.events,
-            invalidations=self.forgotten,
-            settings=cluster.settings,
-        )
+        self.events = parts.events
+        self.logs = parts.logs
+        self.membership = parts.membership
+        self.publisher = parts.publisher(self.forgotten, cluster.settings)
 
     def step(self) -> bool:
         return self.publisher.step()

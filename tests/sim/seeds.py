@@ -1,0 +1,66 @@
+"""Which seeds are run when, and how a test runs many of them.
+
+`CKPTGATE_SEED` names one seed, for `test_one_seed`; `CKPTGATE_SEEDS` how many new ones a test
+takes. New ones rotate by date, so that each day's run looks at histories that nobody has seen.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Final
+
+from tests.sim.simulation import SeedFailedError, run_seed
+
+__all__ = ["COUNT", "REGRESSIONS", "fresh_seeds", "run_all"]
+
+COUNT: Final = int(os.environ.get("CKPTGATE_SEEDS", "1000"))
+"""New seeds of one test in the default run; two tests take so many each."""
+_OF_A_DAY: Final = 1_000_000
+
+REGRESSIONS: Final = {
+    2: "an idle member waits for a SEAL that comes late",
+    16: "a gateway that was away fenced off the incarnation that goes on",
+    42: "a name was resolved inside of a transaction, while the log was being read",
+    43: "a save whose event was seen was fenced off by the next job of the same machine",
+    95: "a revision was committed with its base's shard in the place of one that came late",
+    108: "a close promised nothing to `commit --all`",
+    311: "a revision that was half written anew was sealed by silence",
+    354: "files were added to a checkpoint without a word",
+}
+"""Seeds that found something once, and what."""
+
+
+def fresh_seeds(count: int, *, series: int) -> range:
+    """Seeds that are new each day; each *series* has its own."""
+    day = datetime.now(UTC).toordinal()
+    first = day * _OF_A_DAY + series * (_OF_A_DAY // 10)
+    return range(first, first + count)
+
+
+def run_all(seeds: Iterable[int]) -> Counter[str]:
+    """Run them; how much was seen, in all.
+
+    Raises:
+        SeedFailedError: the first that breaks an invariant; others that do are named.
+    """
+    total: Counter[str] = Counter()
+    for seed in seeds:
+        outcome = run_seed(seed)
+        total += Counter(
+            seeds=1,
+            turns=outcome.turns,
+            calls=outcome.calls,
+            faults=outcome.faults,
+            entries=outcome.entries,
+            committed=len(outcome.committed),
+            aborted=outcome.aborted,
+            states=len(outcome.states),
+        )
+    print(f"simulated: {dict(total)}")
+    return total
+
+
+_: type[SeedFailedError] = SeedFailedError

@@ -1,0 +1,38 @@
+"""The real engine under the deterministic scheduler: I1 to I12 after every step, seed by seed.
+
+A failing seed is run again by
+`CKPTGATE_SEED=<seed> pytest tests/sim/test_seeds.py -k one_seed`, which prints the whole history.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from tests.sim.seeds import COUNT, REGRESSIONS, fresh_seeds, run_all
+from tests.sim.simulation import run_seed
+
+
+@pytest.mark.parametrize("seed", [pytest.param(s, id=f"seed-{s}") for s in REGRESSIONS])
+def test_a_seed_that_once_found_something_keeps_every_invariant(seed: int) -> None:
+    """I1 to I12."""
+    outcome = run_seed(seed)
+    assert "step-99" in outcome.committed
+
+
+def test_one_seed_that_is_named_in_the_environment_keeps_every_invariant() -> None:
+    """I1 to I12; on a failure the notes of the error are the whole history."""
+    seed = int(os.environ.get("CKPTGATE_SEED", "1"))
+    outcome = run_seed(seed)
+    print(outcome)
+    assert outcome.pointers["latest"] == "step-99"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_new_seeds_of_today_keep_every_invariant() -> None:
+    """I1 to I12."""
+    total = run_all(fresh_seeds(COUNT, series=0))
+    assert total["seeds"] == COUNT
+    assert total["faults"] > COUNT, "faults were injected"
+    assert total["committed"] > COUNT, "each seed commits at least its last save"
