@@ -33,6 +33,7 @@ from ckptgate.vfs.settings import VfsSettings
 from ckptgate.vfs.vfs import Vfs
 from ckptgate_adapters.sqlite_spool import SqliteSpool
 from ckptgate_adapters.sqlite_spool.connection import Database
+from ckptgate_adapters.sqlite_spool.creating import CONNECTION_DDL
 from ckptgate_adapters.sqlite_spool.generation import Generation
 
 __all__ = [
@@ -48,7 +49,7 @@ PUBLISHER: Final = PublisherSettings(
     job_wait_s=5.0, digest_threads=1, upload_threads=1, spool_free_min_share=0.0
 )
 # Looks at the spool while waiting cost real time here; when they come is the scheduler's.
-MOUNT: Final = VfsSettings(poll_interval_s=2.0)
+MOUNT: Final = VfsSettings(poll_interval_s=2.0, close_delay_s=0.0)
 IDLE_S_MAX: Final = 140.0
 
 
@@ -318,6 +319,7 @@ def _database() -> sqlite3.Connection:
         _TEMPLATE.append(_template())
     connection.deserialize(_TEMPLATE[0])
     connection.execute("PRAGMA journal_mode = MEMORY")
+    connection.executescript(CONNECTION_DDL)
     return connection
 
 
