@@ -116,6 +116,7 @@ def end(cluster: Cluster) -> Any:
     assert isinstance(store, MemoryStore)
     keys = [key for key in MemoryStore.keys(store) if "/log/" not in key]
     rows = [(row.attempt, str(row.state), node.tree(row)) for row in node.raw.attempts()]
+    node.raw.finish_removals()
     assert node.raw.stray_files() == []
     return keys, rows
 

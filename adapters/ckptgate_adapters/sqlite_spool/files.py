@@ -16,6 +16,7 @@ from ckptgate.errors import MissingError
 from ckptgate.model.states import FileState, advance_file
 from ckptgate.ports.spool import FileRow, LocalBytes, NodeRow
 from ckptgate_adapters.sqlite_spool.connection import Database
+from ckptgate_adapters.sqlite_spool.durability import Durability
 from ckptgate_adapters.sqlite_spool.numbers import Numbers
 from ckptgate_adapters.sqlite_spool.removal import Removal, remove
 from ckptgate_adapters.sqlite_spool.rows import FILES, NODES
@@ -86,6 +87,7 @@ class FilePart:
     _db: Database
     _data: str
     _usage: Usage
+    _durability: Durability
     _file_numbers: Numbers
     _removal: Removal
 
@@ -197,6 +199,9 @@ class FilePart:
                 with contextlib.suppress(FileNotFoundError):
                     seen = os.stat(path, follow_symlinks=False)
                     found.append((path, seen.st_blocks * _BLOCK_BYTES))
+        if found:
+            # Another process may just have dropped the row: a power loss must not bring it back.
+            self._durability.sync()
         return found
 
     def drop_stray(self, path: str) -> bool:

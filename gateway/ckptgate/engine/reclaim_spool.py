@@ -52,6 +52,9 @@ class SpoolReclaimer:
             is_dry: change nothing, say what would go.
         """
         self._sightings.begin_round()
+        if run is None:
+            # First: the bytes of what this round drops may go a moment after their rows.
+            yield from self._drop_strays(is_dry=is_dry)
         for row in self._spool.attempts(states=_DEAD):
             age_s = self._sightings.age_s(f"row:{row.id}", str(row.state))
             is_given_up = row.state in _GIVEN_UP
@@ -60,7 +63,6 @@ class SpoolReclaimer:
                 yield from self._drop(row, is_dry=is_dry)
         if run is None:
             yield from self._drop_unreferenced(graces, is_dry=is_dry)
-            yield from self._drop_strays(is_dry=is_dry)
             self._sightings.end_round()
         else:
             self._sightings.save()

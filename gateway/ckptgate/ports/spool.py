@@ -251,7 +251,7 @@ class Files(Protocol):
         ...
 
     def stray_files(self) -> list[tuple[str, int]]:
-        """(path, allocated bytes) of spool files without a row.
+        """(path, allocated bytes) of spool files without a row, which survives a power loss.
 
         Whoever stages a file may make it before its row is committed: see `drop_stray`.
         """

@@ -50,6 +50,7 @@ def sweep(node: StagedNode, grace_s: float = 0.0, *, is_dry: bool = False) -> li
 
 
 def spool_files(node: StagedNode) -> int:
+    node.raw.finish_removals()
     return sum(len(names) for _, _, names in os.walk(os.path.join(node.raw.path, "data")))
 
 
