@@ -45,8 +45,8 @@ DIFFERENCES = (
         call="`link`",
         local="a second name",
         here="EPERM",
-        why="two names of one file could not be committed apart; `cp -l`, `git clone --local` and "
-        "`rsync --link-dest` copy then",
+        why="two names of one file could not be committed apart; `git clone` and "
+        "`rsync --link-dest` copy then, `cp -l` and an explicit `git clone --local` refuse",
         seen=("hard_links:*",),
     ),
     Difference(
