@@ -35,9 +35,26 @@ def run(plan: Plan) -> Iterator[Figure]:
 
 
 def writing(
-    clients: list[Worker], directory: Path, call: int, size: int, settle: Callable[[int], None]
+    clients: list[Worker],
+    directory: Path,
+    call: int,
+    size: int,
+    settle: Callable[[int], None],
+    *,
+    server: int = 0,
+    used: list[float] | None = None,
 ) -> Callable[[], float]:
-    """A side of a pair: seconds in which each client writes a new file of *size* bytes."""
+    """A side of a pair: seconds in which each client writes a new file of *size* bytes.
+
+    Args:
+        clients: who writes.
+        directory: where.
+        call: bytes of a call.
+        size: bytes of a file.
+        settle: called before each measurement with the bytes that come.
+        server: process whose CPU is counted, to the RELEASE; the removal isn't.
+        used: gets its CPU seconds.
+    """
     numbers = count()
 
     def measure() -> float:
@@ -47,7 +64,11 @@ def writing(
             (client, {"op": "write", "path": path, "call": call, "size": size})
             for client, path in zip(clients, paths, strict=True)
         ]
+        before = machine.cpu_s(server) if server else 0.0
         seconds = together(asked)
+        if used is not None:
+            machine.wait_idle((server,))
+            used.append(machine.cpu_s(server) - before)
         for path in paths:
             path.unlink()
         return seconds
@@ -59,17 +80,18 @@ def _cases(plan: Plan, place: Place, mount: mounts.Mount, both: list[Worker]) ->
     for name, call, writers, limit in CASES:
         size = plan.sizes.small_stream if call < MIB >> 4 else plan.sizes.stream // writers
         used: list[float] = []
-        through = writing(both[:writers], mount.path / "step-1", call, size, mount.settle)
-        native = writing(both[:writers], mount.spool, call, size, mount.settle)
-
-        def counted(through: Callable[[], float] = through, used: list[float] = used) -> float:
-            # The removal is counted, too; that of the bytes is the kernel's, at the last close.
-            before = machine.cpu_s(mount.server)
-            seconds = through()
-            used.append(machine.cpu_s(mount.server) - before)
-            return seconds
-
-        natives, throughs = alternate([native, counted], plan.sizes.pairs)
+        chosen = both[:writers]
+        native = writing(chosen, mount.spool, call, size, mount.settle)
+        through = writing(
+            chosen,
+            mount.path / "step-1",
+            call,
+            size,
+            mount.settle,
+            server=mount.server,
+            used=used,
+        )
+        natives, throughs = alternate([native, through], plan.sizes.pairs)
         title = f"{place.name}: {name} calls, {_writers(writers)}"
         yield spread("write", title, ratios(natives, throughs), "x", at_least=limit)
         per_gib = [seconds * GIB / (size * writers) for seconds in used[1:]]
