@@ -15,6 +15,7 @@ _KINDS: Final = {
     "data": PartKind.DATA,
     "chunks": PartKind.CHUNKS,
     "names": PartKind.NAME_OP,
+    "movers": PartKind.NAME_OP,
     "votes": PartKind.VOTE,
     "members": PartKind.MEMBER,
     "manifest": PartKind.MANIFEST,

@@ -52,6 +52,7 @@ _MEMBER_FILE: Final = re.compile(r"[A-Za-z0-9_.-]+-[0-9a-f]{8}\.json")
 _FLAT: Final = (
     ("chunks", _DIGEST, PartKind.CHUNKS),
     ("members", _MEMBER_FILE, PartKind.MEMBER),
+    ("movers", _MEMBER_FILE, PartKind.NAME_OP),
 )
 _BY_MEMBER: Final = (
     ("data", _NUMBER, PartKind.DATA),

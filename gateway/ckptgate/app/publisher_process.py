@@ -13,6 +13,7 @@ from typing import Any, Final
 from ckptgate.app.build import Parts, build_parts, build_publisher
 from ckptgate.app.config import Config
 from ckptgate.app.control import Control
+from ckptgate.engine.digest import start_workers
 from ckptgate.engine.publisher import Publisher
 from ckptgate_adapters.channels import PUBLISHER_SOCKET, ControlServer, DatagramReceiver
 
@@ -29,6 +30,7 @@ def run_publisher(config: Config) -> int:
     """Serve until SIGTERM, then finish what can be finished within the drain time."""
     # A lease that is broken while it is only being tested must not end the process.
     signal.signal(signal.SIGIO, signal.SIG_IGN)
+    start_workers()
     stop = threading.Event()
     parts = build_parts(config)
     publisher = build_publisher(parts)

@@ -13,6 +13,7 @@ import dataclasses
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 from ckptgate.engine.leases import has_no_open_writer
@@ -21,15 +22,18 @@ from ckptgate.engine.sharedtree import DEFAULT_DIR_MODE, TreeWriter
 from ckptgate.model.documents import EntryType, FileEntry, Manifest
 from ckptgate.model.ids import check_checkpoint_name
 from ckptgate.model.layout import full_key
+from ckptgate.model.rules import AttemptView
 from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.catalog import Invalidations
 from ckptgate.ports.spool import AttemptRow, FileRow, LocalBytes, NodeKind, NodeRow, Spool
 
-__all__ = ["Unnamed", "adopt", "load_manifest", "tell_unnamed"]
+__all__ = ["Unnamed", "adopt", "adopt_root", "fill", "load_manifest", "tell_unnamed"]
 
 _log = logging.getLogger(__name__)
 
 _LOST: Final = frozenset({AttemptState.ABORTED, AttemptState.ABANDONED})
+_FILLED_AT_ONCE: Final = 200
+"""Entries in one transaction."""
 _DIGESTED: Final = frozenset({FileState.DIGESTED, FileState.STORED})
 
 
@@ -84,7 +88,8 @@ def adopt(
             spool.update_attempt(row.id, attempt="")
             row = None
         if row is None:
-            row = _add_row(spool, run, run_ino, manifest)
+            newest = max((entry.mtime_ns for entry in manifest.entries), default=0)
+            row = _add_row(spool, run, run_ino, manifest, newest)
         for other in spool.attempts(run=run, name=manifest.name, states=(AttemptState.COMMITTED,)):
             if other.id != row.id:
                 spool.update_attempt(other.id, state=AttemptState.REPLACED)
@@ -104,9 +109,65 @@ def adopt(
         )
 
 
-def _add_row(spool: Spool, run: str, run_ino: int, manifest: Manifest) -> AttemptRow:
+def adopt_root(spool: Spool, run: str, run_ino: int, view: AttemptView) -> AttemptRow | None:
+    """The root of a committed checkpoint that this node has no part in; its row.
+
+    Its tree comes with `fill`, should anybody look. None if this node has a part in it: then what
+    is here has to become what the manifest says, at once.
+    """
+    with spool.transaction():
+        row = spool.attempt_by_id(run, view.attempt)
+        if row is not None and row.state in _LOST:
+            # This node gave it up, others committed it: what is here stays as evidence.
+            spool.update_attempt(row.id, attempt="")
+        elif row is not None:
+            return row if row.state is AttemptState.COMMITTED else None
+        row = _add_row(spool, run, run_ino, view, _ns_of(view.committed_at))
+        for other in spool.attempts(run=run, name=view.name, states=(AttemptState.COMMITTED,)):
+            spool.update_attempt(other.id, state=AttemptState.REPLACED)
+        return spool.update_attempt(
+            row.id, state=AttemptState.COMMITTED, seal_index=view.seal_index
+        )
+
+
+def fill(spool: Spool, attempt: int, manifest: Manifest, digest: str) -> None:
+    """Put the tree of *manifest* below a root that `adopt_root` made; idempotent.
+
+    Not in one transaction, as the other process's changes wait behind it: nobody looks in before
+    the last one, which notes the manifest. What a crash left of it is gone on with.
+    """
+    adoption: _Adoption | None = None
+    for at in range(0, len(manifest.entries), _FILLED_AT_ONCE):
+        with spool.transaction():
+            row = spool.attempt(attempt)
+            if row is None or not row.is_root_only:
+                return
+            if adoption is None:
+                adoption = _Adoption(spool, row, manifest)
+            adoption.take(manifest.entries[at : at + _FILLED_AT_ONCE])
+    with spool.transaction():
+        row = spool.attempt(attempt)
+        if row is not None and row.is_root_only:
+            spool.update_attempt(
+                row.id,
+                manifest=digest,
+                format_name=manifest.format_name,
+                world_size=manifest.world_size,
+            )
+
+
+def _ns_of(at: str) -> int:
+    """A record's time in ns since the epoch, 0 if it is none: no rule depends on it."""
+    try:
+        return round(datetime.fromisoformat(at).timestamp() * 1000) * 1_000_000
+    except ValueError:
+        return 0
+
+
+def _add_row(
+    spool: Spool, run: str, run_ino: int, made: Manifest | AttemptView, time_ns: int
+) -> AttemptRow:
     above = spool.node(run_ino)
-    newest = max((entry.mtime_ns for entry in manifest.entries), default=0)
     root = spool.add_node(
         NodeRow(
             ino=0,
@@ -116,8 +177,8 @@ def _add_row(spool: Spool, run: str, run_ino: int, manifest: Manifest) -> Attemp
             uid=0 if above is None else above.uid,
             gid=0 if above is None else above.gid,
             size=0,
-            mtime_ns=newest,
-            ctime_ns=newest,
+            mtime_ns=time_ns,
+            ctime_ns=time_ns,
         )
     )
     row = spool.add_attempt(
@@ -125,14 +186,14 @@ def _add_row(spool: Spool, run: str, run_ino: int, manifest: Manifest) -> Attemp
             id=0,
             run=run,
             run_ino=run_ino,
-            name=manifest.name,
-            attempt=manifest.attempt,
+            name=made.name,
+            attempt=made.attempt,
             job_key="",
-            generation=manifest.generation,
+            generation=made.generation,
             state=AttemptState.OPEN,
             root=root.ino,
-            created_ns=newest,
-            write_ns=newest,
+            created_ns=time_ns,
+            write_ns=time_ns,
         )
     )
     spool.update_node(root.ino, attempt=row.id)
@@ -166,13 +227,17 @@ class _Adoption:
                 if place is not None:
                     removed.append(Unnamed(ino, *place))
                 self._writer.remove(path)
-        for entry in self._manifest.entries:
+        self.take(self._manifest.entries)
+        return removed
+
+    def take(self, entries: Iterable[FileEntry]) -> None:
+        """Have these entries in the tree as they are."""
+        for entry in entries:
             node = self._writer.nodes.get(entry.path)
             if node is None:
                 self._add(entry)
             else:
                 self._keep(node, entry)
-        return removed
 
     def _stays(self, path: str, entry: FileEntry | None, above: set[str]) -> bool:
         node = self._writer.nodes[path]

@@ -12,7 +12,7 @@ import os
 import threading
 from typing import Final
 
-from ckptgate.engine.adopt import Unnamed, adopt, load_manifest, tell_unnamed
+from ckptgate.engine.adopt import Unnamed, adopt, adopt_root, fill, load_manifest, tell_unnamed
 from ckptgate.engine.events import Events
 from ckptgate.engine.fetch import Fetcher
 from ckptgate.engine.membership import Membership
@@ -144,7 +144,7 @@ class StoreCatalog:
     # Checkpoints
 
     def materialise(self, run: str, run_ino: int, name: str) -> AttemptRow:
-        """The committed checkpoint's tree in the spool; see `ports.catalog.Catalog`."""
+        """The committed checkpoint's root in the spool; see `ports.catalog.Catalog`."""
         self._run_nodes[run] = run_ino
         log = self._logs.get(run)
         view = log.look(lambda state: _committed(state, name))
@@ -160,7 +160,7 @@ class StoreCatalog:
         if present is not None:
             return present
         with self._adopting[hash(view.attempt) % LOCKS_COUNT]:
-            present = self._present(run, view)
+            present = self._present(run, view) or adopt_root(self._spool, run, run_ino, view)
             if present is not None:
                 return present
             mine = self._spool.attempt_by_id(run, view.attempt)
@@ -183,12 +183,29 @@ class StoreCatalog:
         _log.info("materialised run=%s attempt=%s", run, view.attempt)
         return row
 
+    def fill(self, attempt: int) -> None:
+        """The tree below a committed root; see `ports.catalog.Catalog`."""
+        row = self._spool.attempt(attempt)
+        if row is None or not row.is_root_only:
+            return
+        with self._adopting[hash(row.attempt) % LOCKS_COUNT]:
+            row = self._spool.attempt(attempt)
+            if row is None or not row.is_root_only:
+                return
+            log, id_ = self._logs.get(row.run), row.attempt
+            view = log.look(lambda state: state.attempts.get(id_))
+            if view is None:
+                view = log.refresh().attempts[id_]
+            manifest = load_manifest(self._store, row.run, id_, view.manifest)
+            fill(self._spool, attempt, manifest, view.manifest)
+        _log.info("filled run=%s attempt=%s entries=%d", row.run, id_, len(manifest.entries))
+
     def _present(self, run: str, view: AttemptView) -> AttemptRow | None:
         row = self._spool.attempt_by_id(run, view.attempt)
         is_here = (
             row is not None
             and row.state is AttemptState.COMMITTED
-            and row.manifest == view.manifest
+            and (row.manifest == view.manifest or row.is_root_only)
         )
         return row if is_here else None
 

@@ -7,8 +7,10 @@ size and mtime count. Any thread.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -18,10 +20,20 @@ import blake3
 from ckptgate.model.ids import CHUNK_BYTES
 from ckptgate.ports.spool import FileRow
 
-__all__ = ["DigestOfFile", "Fingerprint", "SpoolView", "digest_file", "has_hole", "is_unchanged"]
+__all__ = [
+    "DigestOfFile",
+    "Fingerprint",
+    "SpoolView",
+    "digest_file",
+    "has_hole",
+    "is_unchanged",
+    "start_workers",
+]
 
 BLOCK_BYTES: Final = 8 * 1024 * 1024
 """Read at once; a divisor of the chunk size."""
+WORKERS_NICE: Final = 10
+"""Trainers and the mount's requests come first."""
 _PARALLEL_BYTES: Final = 1024 * 1024
 """Below this, starting threads costs more than it gives."""
 
@@ -126,6 +138,24 @@ def _digest_small(fd: int, size: int) -> DigestOfFile:
     data = os.pread(fd, size + 1, 0)
     digest = blake3.blake3(data)
     return DigestOfFile(len(data), digest.hexdigest(), digest.digest() if data else b"")
+
+
+def start_workers() -> None:
+    """Start the threads that digest large blocks, at low priority; before the first digest.
+
+    They come from a thread of that priority and inherit it. They hold no lock, neither Python's nor
+    the spool's: so nobody waits for one that waits for the CPU.
+    """
+
+    def start() -> None:
+        with contextlib.suppress(OSError):
+            nice = max(os.getpriority(os.PRIO_PROCESS, 0), WORKERS_NICE)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
+        _update(_hasher(), memoryview(bytearray(_PARALLEL_BYTES)))
+
+    thread = threading.Thread(target=start, name="digest-start")
+    thread.start()
+    thread.join()
 
 
 def has_hole(fd: int, size: int) -> bool:

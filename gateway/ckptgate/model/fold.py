@@ -71,6 +71,7 @@ class AttemptView:
         base: the attempt that it is a revision of, once committed; "" for none.
         is_reclaimed: its bytes are being removed from the store, or are gone.
         sealed_by, decided_by: members that wrote its SEAL, and its COMMIT or ABORT; "" before.
+        committed_at: when its COMMIT was written, by that member's clock; "" before.
     """
 
     attempt: str
@@ -88,6 +89,7 @@ class AttemptView:
     is_reclaimed: bool = False
     sealed_by: str = ""
     decided_by: str = ""
+    committed_at: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,18 +196,18 @@ class FoldedRun:
             or any(self.attempts[attempt].name == name for attempt in self._undecided)
         )
 
-    def fold(self, entry: Entry, index: int, member: str = "") -> None:
+    def fold(self, entry: Entry, index: int, member: str = "", at: str = "") -> None:
         """Take over *entry* of *member* from slot *index*; the rules were checked before."""
         match entry:
             case Fence():
                 self.generation = entry.generation
                 self.fences[entry.job_key] = entry.generation
             case Seal() | Close() | Commit() | Abort() | Published():
-                self._fold_attempt_entry(entry, index, member)
+                self._fold_attempt_entry(entry, index, member, at)
             case Retire() | Reclaim() | Point() | Pin() | Hold() | Quarantine():
                 self._fold_name_entry(entry, index)
 
-    def _fold_attempt_entry(self, entry: AttemptEntry, index: int, member: str) -> None:
+    def _fold_attempt_entry(self, entry: AttemptEntry, index: int, member: str, at: str) -> None:
         match entry:
             case Seal():
                 self.names.add(entry.name)
@@ -223,13 +225,13 @@ class FoldedRun:
             case Close():
                 self._change(entry.attempt, state=AttemptPhase.CLOSED, close_index=index)
             case Commit():
-                self._fold_commit(entry, index, member)
+                self._fold_commit(entry, index, member, at)
             case Abort():
                 self._fold_abort(entry, index, member)
             case Published():
                 self._change(entry.attempt, is_published=True)
 
-    def _fold_commit(self, entry: Commit, index: int, member: str) -> None:
+    def _fold_commit(self, entry: Commit, index: int, member: str, at: str) -> None:
         name, seal_index = entry.name, self.attempts[entry.attempt].seal_index
         self._undecided.pop(entry.attempt)
         self._change(
@@ -239,6 +241,7 @@ class FoldedRun:
             manifest=entry.manifest,
             base=entry.base,
             decided_by=member,
+            committed_at=at,
         )
         # Taken out first, so that `current` stays in the order of the COMMITs.
         self.current.pop(name, None)

@@ -79,7 +79,7 @@ class RunState(FoldedRun):
         except RefusedError as exc:
             msg = f"{subject} breaks a rule of the log: {exc}"
             raise IntegrityError(msg, subject=subject, hint=exc.hint) from exc
-        self.fold(record.entry, record.index, record.member)
+        self.fold(record.entry, record.index, record.member, record.at)
         self.length += 1
         self.last_digest = digest
 

@@ -57,12 +57,23 @@ class Catalog(Protocol):
         ...
 
     def materialise(self, run: str, run_ino: int, name: str) -> AttemptRow:
-        """Put the committed checkpoint's tree into the spool (once) and return its attempt.
+        """Put the committed checkpoint's root into the spool (once) and return its attempt.
 
-        Local files whose digest is the manifest's are kept; all others are `LocalBytes.NONE`.
+        Of one that is read only here its manifest isn't read yet: see `fill`. What this node has of
+        its own becomes what the manifest says; local files whose digest is the manifest's are kept.
 
         Raises:
             MissingError: not committed.
+            IntegrityError: as `fill`.
+        """
+        ...
+
+    def fill(self, attempt: int) -> None:
+        """Put the tree below a committed root into the spool (once), before it is looked into.
+
+        Files have no bytes here yet (`LocalBytes.NONE`).
+
+        Raises:
             IntegrityError: the manifest is torn, edited or hostile, or isn't the one that the
                 COMMIT names.
         """

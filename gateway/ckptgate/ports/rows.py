@@ -210,6 +210,11 @@ class AttemptRow:
     reason: str = ""
     missing: tuple[str, ...] = ()
 
+    @property
+    def is_root_only(self) -> bool:
+        """Whether it is a committed checkpoint of which only the root is here so far."""
+        return self.state is AttemptState.COMMITTED and not self.manifest and not self.job_key
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandleRow:

@@ -81,6 +81,9 @@ def _links(ctx: Context, node: NodeRow) -> int:
         if is_nameless(ctx, node.ino):
             return 0
         # 1 says "not counted" (find and others know it): counting a huge directory takes long.
+        row = None if node.attempt is None else ctx.spool.attempt(node.attempt)
+        if row is not None and row.is_root_only:
+            return 1
         count, directories = ctx.spool.count_children(node.ino, most=_COUNTED_MAX + 1)
         return 1 if count > _COUNTED_MAX else 2 + directories
     if ctx.spool.place(node.ino) is not None:

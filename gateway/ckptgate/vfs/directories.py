@@ -160,6 +160,7 @@ def _remove_root(ctx: Context, caller: Caller, parent: NodeRow, name: str, row: 
         # Raises ESTALE if it got decided while this waited.
         revisions.writable(ctx, caller, ctx.node(row.root))
         row = ctx.spool.attempt(row.id) or row
+    visibility.filled(ctx, caller, row)
     if not is_empty_attempt(ctx, row):
         raise not_empty(name)
     if row.base is not None:

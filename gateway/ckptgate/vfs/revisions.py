@@ -50,6 +50,7 @@ def writable(ctx: Context, caller: Caller, node: NodeRow) -> NodeRow:
             raise MissingError(msg, subject=row.name)
         if row.state is not AttemptState.COMMITTED:
             raise stale(row.name, f"its attempt is {row.state}")
+        visibility.filled(ctx, caller, row)
         who = ctx.who(caller)
         if visibility.revision_of(ctx, who, row) is None:
             if visibility.is_deleted(ctx, who, row):

@@ -30,6 +30,7 @@ __all__ = [
     "committed_here",
     "committed_names",
     "directory",
+    "filled",
     "inner_timeout",
     "is_deleted",
     "own_attempt",
@@ -91,7 +92,17 @@ def directory(ctx: Context, caller: Caller, ino: int) -> NodeRow:
     if node.kind is not NodeKind.DIR:
         msg = f"node {ino} is not a directory"
         raise CkptError(msg, errno_value=errno.ENOTDIR)
+    row = None if node.attempt is None else ctx.spool.attempt(node.attempt)
+    if row is not None:
+        filled(ctx, caller, row)
     return node
+
+
+def filled(ctx: Context, caller: Caller, row: AttemptRow) -> None:
+    """Have the tree of a committed checkpoint here, of which only the root may be so far."""
+    if row.is_root_only:
+        ctx.need_block(caller)
+        ctx.catalog.fill(row.id)
 
 
 def revision_of(ctx: Context, who: Who, base: AttemptRow) -> AttemptRow | None:

@@ -249,6 +249,11 @@ class Node:
         self.decide(row)
         return row
 
+    def look_into(self, run: str, run_ino: int, name: str) -> AttemptRow:
+        """The committed checkpoint with its tree."""
+        self.catalog.fill(self.catalog.materialise(run, run_ino, name).id)
+        return self.catalog.materialise(run, run_ino, name)
+
     def paths(self, row: AttemptRow) -> dict[str, str]:
         """Path -> kind of everything in the tree."""
         return {path: str(node.kind) for path, node in self.spool.tree(row.id)}

@@ -64,21 +64,21 @@ def test_another_nodes_checkpoint_gets_a_tree_without_bytes(make_node):
     a, b = make_node("a"), make_node("b")
     saved = a.save("step-1", {"x": b"1", "sub/deep/y": b"22", "sub/z": b""})
     run_ino = b.directory(ROOT_INO, "run")
-    row = b.catalog.materialise("run", run_ino, "step-1")
+    row = b.look_into("run", run_ino, "step-1")
     assert row.state is AttemptState.COMMITTED
     assert row.attempt == "step-1.0"
     assert b.paths(row) == a.paths(saved)
     assert b.spool.file(b.file_at(row, "x")).local is LocalBytes.NONE
     assert b.read(row, "sub/deep/y") == b"22"
     assert b.read(row, "sub/z") == b""
-    assert b.catalog.materialise("run", run_ino, "step-1") == row
+    assert b.look_into("run", run_ino, "step-1") == row
 
 
 def test_own_nodes_and_bytes_stay(make_node):
     a = make_node("a")
     saved = a.save("step-1", {"x": b"1", "sub/y": b"2"})
     before = a.spool.tree(saved.id)
-    row = a.catalog.materialise("run", saved.run_ino, "step-1")
+    row = a.look_into("run", saved.run_ino, "step-1")
     assert (row.id, row.root) == (saved.id, saved.root)
     assert a.spool.tree(row.id) == before
     for path in ("x", "sub/y"):
@@ -97,7 +97,7 @@ def test_the_tree_is_completed_with_other_members_files(make_node):
     a.commit(row_a)
     for node, row in ((a, row_a), (b, row_b)):
         node.logs.get("run").refresh()
-        adopted = node.catalog.materialise("run", row.run_ino, "step-1")
+        adopted = node.look_into("run", row.run_ino, "step-1")
         assert adopted.id == row.id
         assert (node.read(adopted, "rank0"), node.read(adopted, "rank1")) == (b"0", b"1")
 
@@ -111,7 +111,7 @@ def test_what_is_not_in_the_manifest_loses_its_name(make_node):
     a.decide(row)
     a.stage(row, "stray/file", b"2")
     a.stage(row, "keep/stray", b"3")
-    row = a.catalog.materialise("run", row.run_ino, "step-1")
+    row = a.look_into("run", row.run_ino, "step-1")
     assert set(a.paths(row)) == {"x", "keep", "keep/x"}
 
 
@@ -119,12 +119,12 @@ def test_a_newer_save_replaces_the_older_one(make_node):
     """I8: a reader sees one attempt."""
     a, b = make_node("a"), make_node("b")
     first = a.save("last", {"x": b"1"})
-    first = a.catalog.materialise("run", first.run_ino, "last")
+    first = a.look_into("run", first.run_ino, "last")
     run_ino = b.directory(ROOT_INO, "run")
-    old = b.catalog.materialise("run", run_ino, "last")
+    old = b.look_into("run", run_ino, "last")
     a.save("last", {"x": b"2", "y": b"3"})
     b.catalog.view("run", 0.0)
-    new = b.catalog.materialise("run", run_ino, "last")
+    new = b.look_into("run", run_ino, "last")
     assert b.spool.attempt(old.id).state is AttemptState.REPLACED
     assert (new.attempt, b.read(new, "x")) == ("last.1", b"2")
     assert b.read(old, "x") == b"1"  # whoever has it open goes on
@@ -137,7 +137,7 @@ def test_an_attempt_that_this_node_gave_up_is_read_in_a_tree_of_its_own(make_nod
     row = a.membership.join(a.begin("step-1"))
     a.stage(row, "x", b"1")
     a.decide(row)
-    adopted = b.catalog.materialise("run", given_up.run_ino, "step-1")
+    adopted = b.look_into("run", given_up.run_ino, "step-1")
     assert adopted.id != given_up.id
     assert b.spool.attempt(given_up.id).state is AttemptState.ABANDONED
 
@@ -148,7 +148,7 @@ def test_a_torn_local_file_is_replaced_by_the_stores(make_node):
     row = a.save("step-1", {"x": b"1"})
     a.spool.update_file(a.file_at(row, "x"), state=FileState.QUIET)
     old = a.file_at(row, "x")
-    row = a.catalog.materialise("run", row.run_ino, "step-1")
+    row = a.look_into("run", row.run_ino, "step-1")
     assert a.file_at(row, "x") != old
     assert a.read(row, "x") == b"1"
 
@@ -169,7 +169,7 @@ def test_bytes_that_somebody_may_still_write_are_replaced_by_the_stores(make_nod
         else:
             with open(local, "r+b") as stream:
                 stack.enter_context(mmap.mmap(stream.fileno(), 0))
-        row = a.catalog.materialise("run", row.run_ino, "step-1")
+        row = a.look_into("run", row.run_ino, "step-1")
         after = dict(a.spool.tree(row.id))
         Path(local).write_bytes(b"?")
         assert a.read(row, "sub/x") == b"1"
@@ -209,11 +209,11 @@ def test_what_is_not_committed_or_is_quarantined_is_missing(make_node):
     a = make_node("a")
     row = a.save("step-1", {"x": b"1"})
     with pytest.raises(MissingError, match="is not committed"):
-        a.catalog.materialise("run", row.run_ino, "step-2")
+        a.look_into("run", row.run_ino, "step-2")
     a.logs.get("run").append(lambda _: Quarantine(name="step-1", reason="bad disk"))
     assert "step-1" not in a.catalog.view("run", 0.0).committed
     with pytest.raises(MissingError, match="bad disk"):
-        a.catalog.materialise("run", row.run_ino, "step-1")
+        a.look_into("run", row.run_ino, "step-1")
 
 
 # Hostile and damaged manifests (I13)

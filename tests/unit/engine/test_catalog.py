@@ -54,7 +54,7 @@ def test_what_a_commit_changes_is_invalidated(make_node):
     a.save("step-1", {"x": b"1"})
     run_ino = b.directory(ROOT_INO, "run")
     b.catalog.view("run", 0.0)
-    b.catalog.materialise("run", run_ino, "step-1")
+    b.look_into("run", run_ino, "step-1")
     assert b.invalidated.names == []
     a.save("step-2", {"x": b"1"})
     b.catalog.view("run", 0.0)
@@ -90,10 +90,10 @@ def test_a_materialised_checkpoint_needs_no_store(make_node):
     plan = FaultPlan(at=0, is_lasting=True)
     b = make_node("b", on=FaultyStore(a.store, plan))
     run_ino = b.directory(ROOT_INO, "run")
-    row = b.catalog.materialise("run", run_ino, "step-1")
+    row = b.look_into("run", run_ino, "step-1")
     b.read(row, "x")
     plan.at = plan.count + 1
-    assert b.catalog.materialise("run", run_ino, "step-1") == row
+    assert b.look_into("run", run_ino, "step-1") == row
     assert b.read(row, "x") == b"1"
     assert saved.attempt == row.attempt
 
@@ -197,3 +197,59 @@ def test_what_is_known_is_told_while_somebody_waits_for_the_store(make_node):
     finally:
         go_on.set()
         reader.join(10)
+
+
+def test_a_checkpoint_that_is_only_listed_costs_no_manifest(make_node, monkeypatch):
+    """A run of a thousand checkpoints is listed by its log; a tree comes when somebody looks in."""
+    a, b = make_node("a"), make_node("b")
+    for n in range(4):
+        a.save(f"step-{n}", {f"d/f{m}": b"%d" % m for m in range(450)})
+    run_ino = b.begin("other").run_ino
+    asked: list[str] = []
+    real = b.store.get
+
+    def get(key: str, **limits):
+        asked.append(key)
+        return real(key, **limits)
+
+    monkeypatch.setattr(b.store, "get", get)
+    b.catalog.view("run", 0)
+    rows = [b.catalog.materialise("run", run_ino, f"step-{n}") for n in range(4)]
+    assert not any("manifest" in key for key in asked)
+    assert all(row.is_root_only and b.spool.tree(row.id) == [] for row in rows)
+    assert b.catalog.materialise("run", run_ino, "step-1") == rows[1]
+    b.catalog.fill(rows[1].id)
+    filled = b.spool.attempt(rows[1].id)
+    assert filled is not None
+    assert not filled.is_root_only
+    assert filled.root == rows[1].root
+    assert len(b.spool.files_of_attempt(filled.id)) == 450
+    assert sum("manifest" in key for key in asked) == 1
+    assert b.read(filled, "d/f7") == b"7"
+    b.catalog.fill(rows[1].id)
+    assert sum("manifest" in key for key in asked) == 1
+
+
+def test_a_tree_that_a_crash_left_half_made_is_made_whole(make_node, monkeypatch):
+    """I8, I10: nobody sees a part of it before, and nothing is there twice after."""
+    a, b = make_node("a"), make_node("b")
+    a.save("step-1", {f"f{m}": b"%d" % m for m in range(450)})
+    row = b.catalog.materialise("run", b.begin("other").run_ino, "step-1")
+    real, left = b.spool.link, [300]
+
+    def link(parent: int, name: str, ino: int) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        real(parent, name, ino)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(b.spool, "link", link)
+        with pytest.raises(KeyboardInterrupt):
+            b.catalog.fill(row.id)
+    now = b.spool.attempt(row.id)
+    assert now is not None
+    assert now.is_root_only
+    assert len(b.spool.tree(row.id)) == 200
+    b.catalog.fill(row.id)
+    assert sorted(b.paths(row)) == sorted(f"f{m}" for m in range(450))

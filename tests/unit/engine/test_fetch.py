@@ -53,7 +53,7 @@ def reader_of(make_node, files, change=None):
     make_node("writer").save("step-1", files)
     reads = Reads(make_node("writer2").store, change)
     node = make_node("reader", on=reads)
-    row = node.catalog.materialise("run", node.directory(ROOT_INO, "run"), "step-1")
+    row = node.look_into("run", node.directory(ROOT_INO, "run"), "step-1")
     return node, row, reads
 
 
@@ -142,7 +142,7 @@ def test_a_changed_chunk_table_is_refused_by_name(make_node, small_chunks):
             return bytes([data[0] ^ 1]) + data[1:] if "/chunks/" in key else data
 
     node = make_node("reader", on=Edited(store))
-    row = node.catalog.materialise("run", node.directory(ROOT_INO, "run"), "step-1")
+    row = node.look_into("run", node.directory(ROOT_INO, "run"), "step-1")
     with pytest.raises(IntegrityError, match=r"chunk table .*/chunks/.* was changed"):
         node.catalog.fetch(node.file_at(row, "x"), 0, 1)
 
@@ -152,7 +152,7 @@ def test_with_the_store_away_nothing_is_served_and_nothing_is_blamed(make_node):
     writer.save("step-1", {"x": b"x"})
     plan = FaultPlan(at=1, is_lasting=True, calls=frozenset({"read"}))
     node = make_node("reader", on=FaultyStore(writer.store, plan))
-    row = node.catalog.materialise("run", node.directory(ROOT_INO, "run"), "step-1")
+    row = node.look_into("run", node.directory(ROOT_INO, "run"), "step-1")
     with pytest.raises(TransientStoreError):
         node.catalog.fetch(node.file_at(row, "x"), 0, 1)
     assert node.events.recent(5) == []
@@ -165,7 +165,7 @@ def test_a_local_copy_that_was_harmed_is_fetched_again(make_node, harm):
     """I13: neither an edited nor a deleted spool file is served."""
     a = make_node("a")
     row = a.save("step-1", {"x": b"good"})
-    row = a.catalog.materialise("run", row.run_ino, "step-1")
+    row = a.look_into("run", row.run_ino, "step-1")
     file = a.file_at(row, "x")
     assert a.catalog.is_fetched(file, 0, 4)
     path = a.spool.data_path(file)
@@ -209,7 +209,7 @@ def test_an_imported_file_that_was_deleted_here_is_fetched_again(make_node):
 def test_the_time_that_publication_gives_to_shared_bytes_is_no_change(make_node):
     a = make_node("a")
     row = a.save("step-1", {"x": b"good"})
-    row = a.catalog.materialise("run", row.run_ino, "step-1")
+    row = a.look_into("run", row.run_ino, "step-1")
     file = a.file_at(row, "x")
     mtime_ns = dict(a.spool.tree(row.id))["x"].mtime_ns
     os.utime(a.spool.data_path(file), ns=(mtime_ns, mtime_ns))
@@ -248,7 +248,7 @@ def test_a_file_whose_last_byte_in_the_store_flips_at_rest_is_caught(tmp_path):
     path = tmp_path / "store" / key
     path.chmod(0o600)
     path.write_bytes(b"preciouS")
-    adopted = b.catalog.materialise("run", b.directory(ROOT_INO, "run"), "step-1")
+    adopted = b.look_into("run", b.directory(ROOT_INO, "run"), "step-1")
     with pytest.raises(IntegrityError, match="run/step-1/x"):
         b.catalog.fetch(b.file_at(adopted, "x"), 0, 1)
     for node in (a, b):
@@ -269,7 +269,7 @@ def linked(tmp_path):
     key.unlink()
     os.link(node.spool.data_path(file), key)
     node.spool.update_file(file, is_linked=True)
-    row = node.catalog.materialise("run", row.run_ino, "step-1")
+    row = node.look_into("run", row.run_ino, "step-1")
     return node, row, file, key
 
 

@@ -135,7 +135,7 @@ def test_a_late_member_is_told_and_keeps_its_files(make_node):
     assert b.read(late, "y") == b"2"
     assert b.membership.check_late(late) == late
     # The committed checkpoint is read beside it.
-    adopted = b.catalog.materialise("run", late.run_ino, "step-1")
+    adopted = b.look_into("run", late.run_ino, "step-1")
     assert adopted.id != late.id
     assert b.read(adopted, "x") == b"1"
 
@@ -147,7 +147,7 @@ def test_a_late_members_files_are_kept_when_the_checkpoint_is_read_first(make_no
     late = b.membership.join(b.begin("step-1"))
     b.stage(late, "y", b"2")
     a.decide(row)
-    adopted = b.catalog.materialise("run", late.run_ino, "step-1")
+    adopted = b.look_into("run", late.run_ino, "step-1")
     assert adopted.id != late.id
     assert b.spool.attempt(late.id).state is AttemptState.ABORTED
     assert b.read(late, "y") == b"2"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from tests.engine_harness import Cluster, StagedNode
 
 from ckptgate.engine import batches, durable, jobs, staging
+from ckptgate.engine.digest import WORKERS_NICE
 from ckptgate.engine.durable import TOGETHER_MIN, sync_files
 from ckptgate.model.states import AttemptState, FileState
 from ckptgate.testing.clock import ManualClock
@@ -97,6 +100,18 @@ def test_no_file_that_waits_is_overlooked(
     states = {file.file: file.state for _, _, file in node.raw.files_of_attempt(row.id)}
     assert {states[file] for file in free} == {FileState.STORED}
     assert {states[file] for file in stuck} == {FileState.QUIET}
+
+
+def test_large_digests_run_at_low_priority_and_nothing_else_does() -> None:
+    """What holds Python's lock or the spool's must not wait for the CPU behind a trainer."""
+    script = (
+        "import os; from ckptgate.engine.digest import start_workers; start_workers();"
+        "print(*(os.getpriority(os.PRIO_PROCESS, int(t)) for t in os.listdir('/proc/self/task')))"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, check=True, text=True)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert set(map(int, done.stdout.split())) == {own, max(own, WORKERS_NICE)}
 
 
 # Durability
