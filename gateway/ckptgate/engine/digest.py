@@ -32,7 +32,7 @@ __all__ = [
 
 BLOCK_BYTES: Final = 8 * 1024 * 1024
 """Read at once; a divisor of the chunk size."""
-WORKERS_NICE: Final = 10
+WORKERS_NICE: Final = 5
 """Trainers and the mount's requests come first."""
 _PARALLEL_BYTES: Final = 1024 * 1024
 """Below this, starting threads costs more than it gives."""
