@@ -29,6 +29,8 @@ _TREE: Final = (
     f" SELECT w.path, {NODES.qualified('n')}"
     " FROM walk AS w JOIN nodes AS n ON n.ino = w.ino ORDER BY w.path"
 )
+_CONDITIONS: Final = frozenset({"run", "run_ino", "name", "state"})
+"""Fields by which attempts are looked for."""
 
 
 class AttemptPart:
@@ -41,6 +43,7 @@ class AttemptPart:
             values = ATTEMPTS.values(attempt, attempt.id or None)
             id_ = self._db.insert(ATTEMPTS.insert, values, keeps=True)
             added = attempt if attempt.id else dataclasses.replace(attempt, id=id_)
+            self._db.kept().found.clear()
             return self._db.keep(self._db.kept().attempts, id_, added)
 
     def attempt(self, id: int) -> AttemptRow | None:
@@ -70,6 +73,8 @@ class AttemptPart:
                 advance_attempt(old.state, AttemptState(str(changes["state"])))
             row = self._db.changed(sql, (*values, id), keeps=True)
             assert row is not None
+            if not _CONDITIONS.isdisjoint(changes):
+                self._db.kept().found.clear()
             return self._db.keep(self._db.kept().attempts, id, ATTEMPTS.build(row))
 
     def drop_attempt(self, id: int) -> None:
@@ -88,14 +93,35 @@ class AttemptPart:
         name: str | None = None,
         states: Iterable[AttemptState] | None = None,
     ) -> list[AttemptRow]:
+        wanted = None if states is None else tuple(sorted({state.value for state in states}))
+        key = (run, run_ino, name, wanted)
+        db = self._db
+        with db.lock:
+            known = db.kept().found.get(key)
+            if known is not None:
+                rows = [self.attempt(id_) for id_ in known]
+                return [row for row in rows if row is not None]
+            found = self._find(*key)
+            kept = db.kept()
+            db.keep(kept.found, key, tuple(row.id for row in found))
+            for row in found:
+                db.keep(kept.attempts, row.id, row)
+            return found
+
+    def _find(
+        self,
+        run: str | None,
+        run_ino: int | None,
+        name: str | None,
+        wanted: tuple[str, ...] | None,
+    ) -> list[AttemptRow]:
         conditions: list[str] = []
         values: list[Any] = []
         for column, value in (("run", run), ("run_ino", run_ino), ("name", name)):
             if value is not None:
                 conditions.append(f"{column} = ?")
                 values.append(value)
-        if states is not None:
-            wanted = sorted({state.value for state in states})
+        if wanted is not None:
             conditions.append(f"state IN ({', '.join('?' * len(wanted))})")
             values += wanted
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""

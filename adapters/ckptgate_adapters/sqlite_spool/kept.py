@@ -38,6 +38,7 @@ class KeptRows:
         places: node number -> (parent, name).
         files: by id.
         attempts: by row id.
+        found: conditions of `Attempts.attempts` -> row ids.
     """
 
     generation: int = -1
@@ -51,6 +52,8 @@ class KeptRows:
     files: dict[int, FileRow | None] = field(default_factory=dict[int, FileRow | None])
     attempts: dict[int, AttemptRow | None] = field(default_factory=dict[int, AttemptRow | None])
 
+    found: dict[Hashable, tuple[int, ...]] = field(default_factory=dict[Hashable, tuple[int, ...]])
+
     def clear(self) -> None:
         """Keep nothing."""
         self.nodes.clear()
@@ -58,6 +61,7 @@ class KeptRows:
         self.places.clear()
         self.files.clear()
         self.attempts.clear()
+        self.found.clear()
 
 
 def put(table: dict[_K, _V], key: _K, value: _V) -> None:

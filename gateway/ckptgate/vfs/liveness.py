@@ -91,9 +91,11 @@ def has_live_writer(ctx: Context, row: AttemptRow) -> bool:
     return not candidates or any(ctx.identify.is_alive(pid, start) for pid, start in candidates)
 
 
-def is_hidden(ctx: Context, row: AttemptRow) -> bool:
-    """Whether nobody may see this attempt, not even its incarnation."""
-    if row.state is not AttemptState.OPEN or has_live_writer(ctx, row):
+def is_hidden(ctx: Context, row: AttemptRow, who: Who) -> bool:
+    """Whether nobody may see this attempt, not even its incarnation; *who* asks."""
+    if row.state is not AttemptState.OPEN or (who.pid, who.start) in _writers(ctx, row.id):
+        return False
+    if has_live_writer(ctx, row):
         return False
     ctx.apply_closes()
     files = ctx.spool.files_of_attempt(row.id)

@@ -175,7 +175,7 @@ def own_attempts(ctx: Context, who: Who, run_ino: int) -> dict[str, AttemptRow]:
     """Name -> newest visible undecided attempt of the caller's incarnation."""
     found: dict[str, AttemptRow] = {}
     for row in ctx.spool.attempts(run_ino=run_ino, states=UNDECIDED):
-        if row.job_key == who.key and not is_hidden(ctx, row):
+        if row.job_key == who.key and not is_hidden(ctx, row, who):
             found[row.name] = row
     return found
 
@@ -183,7 +183,7 @@ def own_attempts(ctx: Context, who: Who, run_ino: int) -> dict[str, AttemptRow]:
 def own_attempt(ctx: Context, who: Who, run_ino: int, name: str) -> AttemptRow | None:
     """The newest visible undecided attempt of the caller's incarnation at *name*."""
     for row in reversed(ctx.spool.attempts(run_ino=run_ino, name=name, states=UNDECIDED)):
-        if row.job_key == who.key and not is_hidden(ctx, row):
+        if row.job_key == who.key and not is_hidden(ctx, row, who):
             return row
     return None
 
@@ -329,7 +329,7 @@ def _others_attempt(
         ctx.store_is_away(exc, "find-open")
         row = None
     ctx.done_now(asked)
-    if row is None or row.state not in UNDECIDED or is_hidden(ctx, row):
+    if row is None or row.state not in UNDECIDED or is_hidden(ctx, row, who):
         return None
     return Found(node=ctx.node(row.root), what=What.ATTEMPT, timeout_s=0.0, attempt=row)
 

@@ -6,6 +6,7 @@ here runs inside a change. Any thread.
 
 from __future__ import annotations
 
+import functools
 import logging
 
 from ckptgate.errors import BusyError, TransientStoreError
@@ -23,7 +24,12 @@ _UNDECIDED = (AttemptState.OPEN, AttemptState.SEALED)
 
 
 def _is_shared(row: AttemptRow) -> bool:
-    return bool(row.job_key) and JobKey.parse(row.job_key).is_shared
+    return _is_shared_key(row.job_key)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_shared_key(text: str) -> bool:
+    return bool(text) and JobKey.parse(text).is_shared
 
 
 def refresh_shared(ctx: Context, caller: Caller, node: NodeRow) -> bool:
