@@ -300,6 +300,5 @@ class Stager:
             ctime_ns=digested.seen.ctime_ns,
             digest=digested.found.digest,
             chunks=digested.found.chunks,
-            key="",
             evidence=evidence,
         )

@@ -2,7 +2,8 @@
 
 It owns the rule when the store may share the spool's bytes: nobody has a writing handle, the mark
 that they may never be written again is set first, and a read lease proves that no descriptor or
-mapping that could write is left anywhere.
+mapping that could write is left anywhere. What was stored before is stored again under a new key,
+as a vote may speak of the old one.
 
 Thread rule: `step` belongs to the publisher's one thread; uploads run on the pool's.
 """
@@ -38,11 +39,19 @@ _KEPT_AT_ONCE: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A file that is sent: its path in the checkpoint, its row as it was read, its spool file."""
+    """A file that is sent.
+
+    Attributes:
+        path: in the checkpoint.
+        row: as it was read.
+        local: its spool file.
+        key: under which the store gets it.
+    """
 
     path: str
     row: FileRow
     local: str
+    key: str
 
 
 class Uploader:
@@ -61,6 +70,7 @@ class Uploader:
             node.clock, node.settings.retry_first_s, node.settings.retry_max_s
         )
         self._wrong: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}
         self._said_full: set[int] = set()
 
     def close(self) -> None:
@@ -112,10 +122,12 @@ class Uploader:
     def _upload(
         self, attempt: AttemptRow, batch: Sequence[tuple[str, int]]
     ) -> Mapping[int, Outcome]:
-        files = [file for file in (self._found(*item) for item in batch) if file is not None]
+        files = [
+            file for file in (self._found(attempt, *item) for item in batch) if file is not None
+        ]
         linkable = self._linkable(attempt, files)
         sources = {
-            self._key(attempt, file): DigestedFile(
+            file.key: DigestedFile(
                 path=file.local,
                 size=file.row.size,
                 digest=file.row.digest,
@@ -140,23 +152,32 @@ class Uploader:
         shared = {
             file.row.file
             for file in arrived
-            if file.row.file in linkable and self._is_shared(self._key(attempt, file), file.local)
+            if file.row.file in linkable and self._is_shared(file.key, file.local)
         }
         for at in range(0, len(arrived), _KEPT_AT_ONCE):
             outcomes.update(self._keep(attempt, arrived[at : at + _KEPT_AT_ONCE], shared))
         return outcomes
 
-    def _found(self, path: str, file_id: int) -> _Waiting | None:
+    def _found(self, attempt: AttemptRow, path: str, file_id: int) -> _Waiting | None:
         """The file as it is now; None if it isn't to be sent any more."""
         row = self._spool.file(file_id)
         if row is None or row.state is not FileState.DIGESTED:
             return None
         local = self._spool.data_path(file_id)
         # One that changed is found and recorded by the stager's next look.
-        return _Waiting(path, row, local) if is_unchanged(row, local) else None
+        if not is_unchanged(row, local):
+            return None
+        return _Waiting(path, row, local, self._key(attempt, row))
 
-    def _key(self, attempt: AttemptRow, file: _Waiting) -> str:
-        return full_key(attempt.run, data_key(attempt.attempt, self._member, file.row.file))
+    def _key(self, attempt: AttemptRow, row: FileRow) -> str:
+        """The key of these bytes; the file's id tells it the first time that it is stored."""
+        own = full_key(attempt.run, data_key(attempt.attempt, self._member, ""))
+        number = row.file
+        if row.key.startswith(f"{own}/"):
+            # A try that failed is replaced by the next one.
+            number = self._numbers.get(row.file) or self._spool.next_file()
+            self._numbers[row.file] = number
+        return f"{own}/{number}"
 
     def _keep(
         self, attempt: AttemptRow, files: Sequence[_Waiting], shared: Container[int]
@@ -173,9 +194,10 @@ class Uploader:
                 self._spool.update_file(
                     row.file,
                     state=FileState.STORED,
-                    key=self._key(attempt, file),
+                    key=file.key,
                     is_linked=row.file in shared,
                 )
+                self._numbers.pop(row.file, None)
                 kept[row.file] = True
         return kept
 

@@ -1,9 +1,11 @@
 """Which bytes an open for writing gets.
 
-Owns the rules: bytes that are in the store, linked with it, or shared by several nodes are never
-written again, an open for writing gets a copy of them; a node that is open never changes its bytes,
-the name gets a new node instead and the caller ESTALE, once. Of several that open at the same time
-one makes the copy that counts; the others look again. Any thread.
+Owns the rules: bytes that are committed, linked with the store, or shared by several nodes are
+never written again, an open for writing gets a copy of them; what the store has only a copy of is
+written in place while nothing was promised of it, for a mapping may still write it, too. A node
+that is open never changes its bytes, the name gets a new node instead and the caller ESTALE, once.
+Of several that open at the same time one makes the copy that counts; the others look again. Any
+thread.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import os
 from dataclasses import dataclass
 
 from ckptgate.errors import CkptError, FullError, MissingError
+from ckptgate.model.layout import data_key, full_key
 from ckptgate.model.states import FileState
 from ckptgate.ports.spool import FileRow, LocalBytes, NodeRow, PendingKind, PendingRow
 from ckptgate.vfs import names, pending, pointers, revisions
@@ -42,7 +45,7 @@ def file_of(ctx: Context, node: NodeRow) -> FileRow:
 def is_frozen(ctx: Context, node: NodeRow, file: FileRow) -> bool:
     """Whether these bytes may never be written again."""
     return (
-        file.state is FileState.STORED
+        (file.state is FileState.STORED and not _is_unpromised(ctx, node, file))
         # A whole file that may be on its way into the store: half of a new version must not be.
         or (file.state is FileState.DIGESTED and node.attempt is None)
         or file.is_linked
@@ -50,6 +53,18 @@ def is_frozen(ctx: Context, node: NodeRow, file: FileRow) -> bool:
         or is_decided(ctx, node)
         or len(ctx.spool.nodes_of_file(file.file)) > 1
     )
+
+
+def _is_unpromised(ctx: Context, node: NodeRow, file: FileRow) -> bool:
+    """Whether these stored bytes are this member's in a checkpoint that it may still write.
+
+    The store keeps what it has of them: they are sent again under a new key.
+    """
+    row = None if node.attempt is None else ctx.spool.attempt(node.attempt)
+    if row is None or row.is_voted or not row.attempt:
+        return False
+    own = full_key(row.run, data_key(row.attempt, ctx.spool.get_meta("member") or "", ""))
+    return file.key.startswith(f"{own}/")
 
 
 def pending_kind(ctx: Context, parent: NodeRow, name: str) -> PendingKind | None:

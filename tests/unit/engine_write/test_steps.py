@@ -119,6 +119,26 @@ def test_a_write_after_the_digest_takes_it_away(cluster: Cluster) -> None:
     cluster.check_invariants()
 
 
+def test_what_is_stored_a_second_time_has_another_key(cluster: Cluster) -> None:
+    """I1: an early vote may name the bytes that were stored first."""
+    node = cluster.node("a")
+    row = node.begin("step-1", job=SESSION)
+    file = node.write(row, "a.txt", b"before", rank=0)
+    cluster.settle(rounds=3)
+    first = fresh(cluster, file).key
+    Path(node.raw.data_path(file)).write_bytes(b"after!")
+    cluster.settle(rounds=4)
+    second = fresh(cluster, file)
+    assert second.state is FileState.STORED
+    assert second.key != first
+    assert cluster.store.read(first, 0, 10) == b"before"
+    assert cluster.store.read(second.key, 0, 10) == b"after!"
+    node.commit(row)
+    cluster.settle()
+    assert cluster.files("step-1") == {"a.txt": b"after!"}
+    cluster.check_invariants()
+
+
 def test_a_failed_fsync_is_final_until_the_file_is_written_again(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
