@@ -2,6 +2,8 @@
 
 A process is kept by what changes when it starts another program: its environment is read once for
 each. (A child that was forked with files of the mount open closes them before it gets its own.)
+Programs that set their title overwrite their environment: such a process is who it was when it was
+seen before, else who its parent is, in the same session.
 Every request asks, so `/proc/TID/stat` of the latest callers is kept open: reading it again takes a
 third of the time, and a descriptor of a process that is gone never shows its successor. Any thread.
 """
@@ -10,7 +12,9 @@ from __future__ import annotations
 
 import collections
 import os
+import re
 import threading
+from dataclasses import dataclass
 from typing import Final
 
 from ckptgate.model.jobkey import OUTSIDE, JobKey, RankInfo, job_key_from, rank_from
@@ -27,12 +31,24 @@ _OPEN_MAX: Final = 128
 """Descriptors of `/proc/TID/stat` that are kept."""
 # Fields of /proc/PID/stat after the command's closing parenthesis.
 _STATE: Final = 0
+_PARENT: Final = 1
 _SESSION: Final = 3
 _FLAGS: Final = 6
 _START: Final = 19
 _ARGUMENTS_START: Final = 45
 _ENVIRONMENT_END: Final = 48
+_GENERATIONS_MAX: Final = 16
+"""So far up a process's ancestors are asked."""
+_ENTRY: Final = re.compile(rb"[^\s:=\0]+=")
 _NOBODY: Final = ProcessInfo(0, 0, OUTSIDE, RankInfo())
+
+
+@dataclass(frozen=True, slots=True)
+class _Environ:
+    """What a process's environment shows, and whether the process has overwritten its beginning."""
+
+    entries: dict[str, str]
+    is_overwritten: bool
 
 
 class ProcIdentity:
@@ -45,6 +61,7 @@ class ProcIdentity:
         self._known: collections.OrderedDict[tuple[int | bytes, ...], ProcessInfo] = (
             collections.OrderedDict()
         )
+        self._jobs: collections.OrderedDict[tuple[int, int], JobKey] = collections.OrderedDict()
         self._open: collections.OrderedDict[int, int] = collections.OrderedDict()
 
     def process(self, tid: int) -> ProcessInfo:
@@ -86,13 +103,55 @@ class ProcIdentity:
         own = stat if pid == tid else self._stat(pid)
         if not pid or own is None:
             return _NOBODY
+        key, environ = self._job(pid, own)
+        return ProcessInfo(pid, int(own[_START]), key, rank_from(environ))
+
+    def _job(self, pid: int, stat: list[bytes]) -> tuple[JobKey, dict[str, str]]:
+        """The job of a process, and the environment that it shows itself."""
         environ = self._environ(pid)
         if environ is None:
-            key: JobKey = OUTSIDE
-            environ = {}
-        else:
-            key = job_key_from(environ, self._session(own))
-        return ProcessInfo(pid, int(own[_START]), key, rank_from(environ))
+            return OUTSIDE, {}
+        key = self._told_job(environ, stat)
+        if key is None:
+            key = self._earlier_job(pid, stat) or job_key_from({}, self._session(stat))
+        with self._lock:
+            self._jobs[pid, int(stat[_START])] = key
+            while len(self._jobs) > _KNOWN_MAX:
+                self._jobs.popitem(last=False)
+        return key, environ.entries
+
+    def _told_job(self, environ: _Environ, stat: list[bytes]) -> JobKey | None:
+        """The job that an environment tells; None if it was overwritten and tells nothing."""
+        session = self._session(stat)
+        key = job_key_from(environ.entries, session)
+        # The rest of one that was overwritten may still be there.
+        is_told = not environ.is_overwritten or key != job_key_from({}, session)
+        return key if is_told else None
+
+    def _earlier_job(self, pid: int, stat: list[bytes]) -> JobKey | None:
+        """The job that a process with an overwritten environment had or came from, if known."""
+        for _ in range(_GENERATIONS_MAX):
+            with self._lock:
+                known = self._jobs.get((pid, int(stat[_START])))
+            if known is not None:
+                return known
+            parent = int(stat[_PARENT])
+            above = self._stat(parent) if parent > 1 and pid != int(stat[_SESSION]) else None
+            if above is None or above[_SESSION] != stat[_SESSION]:
+                return None
+            pid, stat = parent, above
+            environ = self._environ(pid)
+            told = None if environ is None else self._told_job(environ, stat)
+            if told is not None:
+                return told
+        return None
+
+    def _environ(self, pid: int) -> _Environ | None:
+        data = self._file(pid, "environ", _ENVIRON_BYTES_MAX)
+        if data is None:
+            return None
+        # Nothing at all is an environment without entries.
+        return _Environ(_parsed(data), bool(data) and not _ENTRY.match(data))
 
     def _session(self, stat: list[bytes]) -> str:
         """`<host>/<sid>@<start>`; a session outlives its leader, then only its number is known."""
@@ -109,17 +168,6 @@ class ProcIdentity:
             if line.startswith(b"Tgid:"):
                 return int(line.split()[1])
         return 0
-
-    def _environ(self, pid: int) -> dict[str, str] | None:
-        data = self._file(pid, "environ", _ENVIRON_BYTES_MAX)
-        if data is None:
-            return None
-        found: dict[str, str] = {}
-        for item in data.decode("utf-8", "surrogateescape").split("\0"):
-            name, sep, value = item.partition("=")
-            if sep:
-                found[name] = value
-        return found
 
     def _stat_of_caller(self, tid: int) -> list[bytes] | None:
         """The fields of a thread that asks, read by the descriptor that is kept of it."""
@@ -168,6 +216,16 @@ class ProcIdentity:
             return None
         finally:
             os.close(fd)
+
+
+def _parsed(data: bytes) -> dict[str, str]:
+    """The entries of an environment."""
+    found: dict[str, str] = {}
+    for item in data.decode("utf-8", "surrogateescape").split("\0"):
+        name, sep, value = item.partition("=")
+        if sep:
+            found[name] = value
+    return found
 
 
 def _fields(data: bytes) -> list[bytes] | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -149,3 +151,103 @@ else:
                 assert time.monotonic() < deadline, identity.process(pid)
             parent.stdin.write(b"x")
         parent.stdin.write(b"xx")
+
+
+OVERWRITE = """
+import os, sys
+def overwrite(text):
+    # As programs do that show a title: over the environment's strings, from their beginning.
+    fields = open("/proc/self/stat").read().rpartition(")")[2].split()
+    start, end = int(fields[47]), int(fields[48])
+    with open("/proc/self/mem", "r+b", buffering=0) as memory:
+        memory.seek(start)
+        memory.write(text.ljust(end - start, b"\\0"))
+print(os.getpid(), flush=True)
+input()
+"""
+
+
+@contextlib.contextmanager
+def overwriting(code: str, **options: object) -> Iterator[subprocess.Popen[str]]:
+    """A process of the job r1 that runs *code* after a line; it ends with the block."""
+    with subprocess.Popen(
+        [sys.executable, "-c", OVERWRITE + code],
+        env={"CKPTGATE_RUN_ID": "r1", "RANK": "3", "WORLD_SIZE": "8"},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options,
+    ) as process:  # type: ignore[call-overload]  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"{process.pid}\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def told(process: subprocess.Popen[str]) -> str:
+    """Let it go on, and return its next line."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return process.stdout.readline().strip()
+
+
+@pytest.mark.parametrize("title", ["", "worker: rank=3", "\\0\\0x"])
+def test_a_process_that_overwrote_its_environment_is_who_it_was(title):
+    code = f"overwrite(b'{title}'); print('done', flush=True); input()"
+    identity = ProcIdentity()
+    with overwriting(code) as process:
+        assert str(identity.process(process.pid).job_key) == "run:r1"
+        assert told(process) == "done"
+        # An exec, or a title that is elsewhere in memory, makes it unknown.
+        identity._known.clear()
+        found = identity.process(process.pid)
+        assert str(found.job_key) == "run:r1"
+        assert found.rank.rank is None
+
+
+def test_a_process_that_was_never_seen_before_is_of_its_parents_job():
+    """Its parent and grandparent are asked, the session's leader at last."""
+    code = """
+if pid := os.fork():
+    os.waitpid(pid, 0)
+else:
+    overwrite(b"child")
+    if not os.fork():
+        overwrite(b"grandchild")
+        print(os.getpid(), flush=True)
+        sys.stdin.read()
+    os.wait()
+"""
+    with overwriting(code) as process:
+        pid = int(told(process))
+        assert str(ProcIdentity().process(pid).job_key) == "run:r1"
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_an_overwritten_environment_is_not_asked_for_beyond_its_session(monkeypatch):
+    monkeypatch.setenv("CKPTGATE_RUN_ID", "another")
+    code = "overwrite(b'leader'); print('done', flush=True); input()"
+    with overwriting(code, start_new_session=True) as process:
+        assert told(process) == "done"
+        assert ProcIdentity().process(process.pid).job_key.kind is JobKind.SESSION
+
+
+def test_what_is_left_of_an_overwritten_environment_counts():
+    code = """
+data = open("/proc/self/environ", "rb").read()
+overwrite(b"title".ljust(8, b"\\0") + data[8:])
+print("done", flush=True)
+input()
+"""
+    environ = {"A": "0123456789", "CKPTGATE_RUN_ID": "left"}
+    with subprocess.Popen(
+        [sys.executable, "-c", OVERWRITE + code],
+        env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert told(process) == "done"
+        assert str(ProcIdentity().process(process.pid).job_key) == "run:left"
+        process.kill()
