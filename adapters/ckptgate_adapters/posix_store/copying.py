@@ -1,4 +1,7 @@
-"""One file's bytes into another: by reflink, in the kernel, or through memory. Any thread."""
+"""One file's bytes into another: by reflink, in the kernel, or through memory.
+
+Holes stay holes: they take no time and no room. Any thread.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Final
 import blake3
 
 from ckptgate.errors import IntegrityError
+from ckptgate.vfs.bytes import data_ranges
 from ckptgate_adapters.posix_store import syscalls
 
 __all__ = ["copy_bytes", "copy_checked"]
@@ -30,11 +34,23 @@ def copy_bytes(source_fd: int, fd: int, size: int, subject: str) -> None:
     """
     if size == 0 or _try_clone(source_fd, fd, size):
         return
-    done = _copy_in_kernel(source_fd, fd, size)
-    while done < size:
-        part = os.pread(source_fd, min(_BUFFER_BYTES, size - done), done)
+    done = 0
+    for start, end in data_ranges(source_fd, size):
+        _copy_range(source_fd, fd, start, end, subject)
+        done = end
+    if done < size:
+        there = os.fstat(source_fd).st_size
+        if there < size:
+            raise _short(subject, size, there)
+        syscalls.truncate(fd, size)
+
+
+def _copy_range(source_fd: int, fd: int, start: int, end: int, subject: str) -> None:
+    done = _copy_in_kernel(source_fd, fd, start, end)
+    while done < end:
+        part = os.pread(source_fd, min(_BUFFER_BYTES, end - done), done)
         if not part:
-            raise _short(subject, size, done)
+            raise _short(subject, end, done)
         os.lseek(fd, done, os.SEEK_SET)
         syscalls.write(fd, part)
         done += len(part)
@@ -73,12 +89,12 @@ def _try_clone(source_fd: int, fd: int, size: int) -> bool:
     return True
 
 
-def _copy_in_kernel(source_fd: int, fd: int, size: int) -> int:
-    """Bytes copied before the kernel or server said that it can't; 0 if it can't at all."""
-    done = 0
-    while done < size:
+def _copy_in_kernel(source_fd: int, fd: int, start: int, end: int) -> int:
+    """Up to where bytes were copied before the kernel or server said that it can't."""
+    done = start
+    while done < end:
         try:
-            count = syscalls.copy_range(source_fd, fd, min(_RANGE_BYTES, size - done), done)
+            count = syscalls.copy_range(source_fd, fd, min(_RANGE_BYTES, end - done), done)
         except OSError as exc:
             if exc.errno in _NO_CLONE:
                 return done

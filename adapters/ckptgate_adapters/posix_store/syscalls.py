@@ -25,6 +25,7 @@ __all__ = [
     "rmdir",
     "symlink",
     "touch",
+    "truncate",
     "unlink",
     "write",
 ]
@@ -34,6 +35,7 @@ MUTATING: Final = (
     "write",
     "clone",
     "copy_range",
+    "truncate",
     "fsync",
     "close_written",
     "link",
@@ -72,6 +74,11 @@ def clone(fd: int, source_fd: int) -> None:
 def copy_range(source_fd: int, fd: int, count: int, offset: int) -> int:
     """Copy up to *count* bytes at *offset* to the same offset, in the kernel or on the server."""
     return os.copy_file_range(source_fd, fd, count, offset, offset)
+
+
+def truncate(fd: int, size: int) -> None:
+    """Let a file end there; what it gets by that is a hole."""
+    os.ftruncate(fd, size)
 
 
 def fsync(fd: int) -> None:

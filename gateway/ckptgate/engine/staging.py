@@ -35,7 +35,13 @@ from ckptgate.engine.pace import Pace
 from ckptgate.errors import CkptError
 from ckptgate.formats.containers import check_container
 from ckptgate.model.documents import Evidence
-from ckptgate.model.states import FSYNC_FAILED, AttemptState, FileState, must_be_rewritten
+from ckptgate.model.states import (
+    FSYNC_FAILED,
+    TOO_SPARSE,
+    AttemptState,
+    FileState,
+    must_be_rewritten,
+)
 from ckptgate.ports.spool import (
     AttemptRow,
     FileRow,
@@ -52,6 +58,8 @@ _log = logging.getLogger(__name__)
 _UNDECIDED: Final = (AttemptState.OPEN, AttemptState.SEALED)
 _DIGESTED: Final = (FileState.DIGESTED, FileState.STORED)
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+_SECTOR_BYTES: Final = 512
+_HOLES_BYTES_MAX: Final = 1 << 40
 _KEPT_AT_ONCE: Final = 32
 """Files whose digests are recorded in one transaction: the mount's own wait behind it."""
 
@@ -217,7 +225,13 @@ class Stager:
         return outcomes
 
     def _digest_one(self, file: _Open, before: Fingerprint) -> _Digested | None:
-        """The file's digests, None if it was written meanwhile."""
+        """The file's digests, None if it was written meanwhile or can't be digested."""
+        holes = before.size - os.fstat(file.fd).st_blocks * _SECTOR_BYTES
+        if holes > _HOLES_BYTES_MAX:
+            # No framework leaves that; reading it would keep this thread for hours or for ever.
+            problem = f"{TOO_SPARSE} of {before.size} bytes: holes of {holes} bytes"
+            self._refuse(file, before, "too-sparse", problem)
+            return None
         found = digest_file(file.fd, self._jobs.check_cancelled)
         evidence = self._judge(file.fd, file.path, before.size)
         after = Fingerprint.of(file.fd)
@@ -248,6 +262,10 @@ class Stager:
     def _sync_failed(self, file: _Open, seen: Fingerprint, error: OSError) -> None:
         # The kernel has dropped the dirty pages: asking again would succeed and prove nothing.
         problem = f"{FSYNC_FAILED}: {error.strerror or error}: the file must be written again"
+        self._refuse(file, seen, "fsync-failed", problem)
+
+    def _refuse(self, file: _Open, seen: Fingerprint, kind: str, problem: str) -> None:
+        """These bytes count only once they were written again."""
         with self._spool.transaction():
             row = self._spool.file(file.file)
             if row is None or row.state is not FileState.QUIET:
@@ -259,7 +277,7 @@ class Stager:
                 ctime_ns=seen.ctime_ns,
                 evidence=msgspec.structs.replace(row.evidence, problem=problem, is_valid=False),
             )
-        self._events.record("fsync-failed", file.path, problem)
+        self._events.record(kind, file.path, problem)
 
     def _judge(self, fd: int, path: str, size: int) -> Evidence:
         try:

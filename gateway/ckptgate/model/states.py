@@ -14,6 +14,7 @@ __all__ = [
     "FILE_TRANSITIONS",
     "FSYNC_FAILED",
     "POWER_LOST",
+    "TOO_SPARSE",
     "WRITE_FAILED",
     "AttemptState",
     "FileState",
@@ -25,13 +26,14 @@ __all__ = [
 FSYNC_FAILED: Final = "fsync failed"
 POWER_LOST: Final = "power was lost"
 WRITE_FAILED: Final = "a write failed"
-"""How `Evidence.problem` begins for bytes of which nobody can say any more what they are: such a
-file counts only once it was written again."""
+TOO_SPARSE: Final = "almost nothing was written"
+"""How `Evidence.problem` begins for bytes of which nobody can say any more what they are, or that
+are too many to be read in any useful time: such a file counts only once it was written again."""
 
 
 def must_be_rewritten(problem: str) -> bool:
     """Whether *problem*, a file's, says that its present bytes can't be trusted."""
-    return problem.startswith((FSYNC_FAILED, POWER_LOST, WRITE_FAILED))
+    return problem.startswith((FSYNC_FAILED, POWER_LOST, TOO_SPARSE, WRITE_FAILED))
 
 
 class FileState(enum.StrEnum):

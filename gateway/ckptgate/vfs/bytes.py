@@ -1,16 +1,21 @@
-"""Copies of spool files, sharing blocks where the file system can. Local disk only; any thread."""
+"""Copies of spool files, sharing blocks where the file system can, with their holes.
+
+Local disk only; any thread.
+"""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import os
+from collections.abc import Iterator
 
-__all__ = ["copy_file", "make_file"]
+__all__ = ["copy_file", "data_ranges", "make_file"]
 
 _FICLONE = 0x40049409
 _PIECE_BYTES = 64 * 1024 * 1024
 _READ_BYTES = 1024 * 1024
+_NO_HOLES = {errno.EINVAL, errno.EOPNOTSUPP}
 _NO_CLONE = {errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS}
 
 
@@ -40,6 +45,29 @@ def copy_file(source_fd: int, target: str) -> None:
         os.close(target_fd)
 
 
+def data_ranges(fd: int, size: int) -> Iterator[tuple[int, int]]:
+    """(start, end) of what was ever written of the first *size* bytes, as far as one can tell.
+
+    The descriptor's position moves.
+    """
+    end = 0
+    while end < size:
+        try:
+            start = os.lseek(fd, end, os.SEEK_DATA)
+            after = os.lseek(fd, start, os.SEEK_HOLE)
+        except OSError as exc:
+            if exc.errno == errno.ENXIO:
+                # A hole up to the end.
+                return
+            if exc.errno not in _NO_HOLES:
+                raise
+            start, after = end, size
+        if start >= size:
+            return
+        end = min(after, size)
+        yield start, end
+
+
 def _copy(source_fd: int, target_fd: int) -> None:
     try:
         fcntl.ioctl(target_fd, _FICLONE, source_fd)
@@ -48,18 +76,29 @@ def _copy(source_fd: int, target_fd: int) -> None:
             raise
     else:
         return
+    size = os.fstat(source_fd).st_size
+    for start, end in data_ranges(source_fd, size):
+        _copy_range(source_fd, target_fd, start, end)
+    if os.fstat(target_fd).st_size < size:
+        os.truncate(target_fd, size)
+
+
+def _copy_range(source_fd: int, target_fd: int, start: int, end: int) -> None:
     try:
-        while os.copy_file_range(source_fd, target_fd, _PIECE_BYTES):
-            pass
+        while start < end:
+            piece = min(_PIECE_BYTES, end - start)
+            count = os.copy_file_range(source_fd, target_fd, piece, start, start)
+            if not count:
+                break
+            start += count
     except OSError as exc:
         if exc.errno not in _NO_CLONE:
             raise
-        _read_write(source_fd, target_fd)
+        _read_write(source_fd, target_fd, start, end)
 
 
-def _read_write(source_fd: int, target_fd: int) -> None:
-    offset = 0
-    while data := os.pread(source_fd, _READ_BYTES, offset):
+def _read_write(source_fd: int, target_fd: int, offset: int, end: int) -> None:
+    while data := os.pread(source_fd, min(_READ_BYTES, end - offset), offset):
         view = memoryview(data)
         while view:
             written = os.pwrite(target_fd, view, offset)

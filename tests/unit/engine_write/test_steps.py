@@ -167,6 +167,24 @@ def test_a_failed_fsync_is_final_until_the_file_is_written_again(
     assert cluster.files("step-1") == {"a.txt": b"BYTES"}
 
 
+def test_a_file_of_holes_alone_does_not_keep_the_publisher(cluster: Cluster) -> None:
+    """It isn't read; the next one goes on, and so does it once it is written again."""
+    node = cluster.node("a")
+    row = node.begin("step-1", job=SESSION)
+    sparse = node.write(row, "a.txt", b"x", rank=0, extend_to=1 << 43)
+    other = node.write(row, "b.txt", b"other", rank=0)
+    node.commit(row)
+    cluster.settle()
+    assert fresh(cluster, sparse).state is FileState.QUIET
+    assert fresh(cluster, sparse).evidence.problem.startswith("almost nothing was written")
+    assert fresh(cluster, other).state is FileState.STORED
+    assert node.kinds().count("too-sparse") == 1
+    assert cluster.state().current == {}
+    Path(node.raw.data_path(sparse)).write_bytes(b"all")
+    cluster.settle()
+    assert cluster.files("step-1") == {"a.txt": b"all", "b.txt": b"other"}
+
+
 def test_a_fresh_time_stamp_is_waited_for(tmp_path: Path) -> None:
     """I1: within one tick of the clock a later write would look like no write."""
 
