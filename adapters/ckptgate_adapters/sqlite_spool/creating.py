@@ -1,6 +1,7 @@
-"""Making an open file as one statement: a quarter of the time of four, and every create needs it.
+"""Making an open file, and closing it, as one statement each: a quarter of the time of four.
 
-A view that exists for a connection only, with a trigger that does the four inserts. Pure.
+Every file of a checkpoint needs both. Views that exist for a connection only, with triggers that
+do the single changes. Pure.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import Final
 
 from ckptgate.ports.spool import HandleRow, NodeRow
 
-__all__ = ["CONNECTION_DDL", "CREATE_FILE", "create_values"]
+__all__ = ["CLOSE_FILE", "CONNECTION_DDL", "CREATE_FILE", "create_values"]
 
 CONNECTION_DDL: Final = """
 CREATE TEMP VIEW created AS
@@ -28,9 +29,19 @@ CREATE TEMP TRIGGER create_file INSTEAD OF INSERT ON created BEGIN
     INSERT INTO handles (fh, ino, file, pid, start, rank, is_closed)
         VALUES (new.fh, new.ino, new.file, new.pid, new.start, new.rank, 0);
 END;
+CREATE TEMP VIEW closed AS
+    SELECT 0 fh, 0 file, 0 ino, 0 size, 0 mtime_ns, 0 ctime_ns;
+CREATE TEMP TRIGGER close_file INSTEAD OF INSERT ON closed BEGIN
+    UPDATE files SET state = 'quiet' WHERE file = new.file;
+    UPDATE nodes SET size = new.size, mtime_ns = new.mtime_ns, ctime_ns = new.ctime_ns
+        WHERE ino = new.ino;
+    DELETE FROM handles WHERE fh = new.fh;
+END;
 """
 """Belongs to a connection, not to the format."""
 CREATE_FILE: Final = "INSERT INTO created VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+CLOSE_FILE: Final = "INSERT INTO closed VALUES (?, ?, ?, ?, ?, ?)"
 
 
 def create_values(

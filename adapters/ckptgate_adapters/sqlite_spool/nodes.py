@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Final
 
 from ckptgate.errors import ExistsError, MissingError
 from ckptgate.model.states import FileState
 from ckptgate.ports.spool import ROOT_INO, FileRow, HandleRow, NodeRow
 from ckptgate_adapters.sqlite_spool.connection import Database
-from ckptgate_adapters.sqlite_spool.creating import CREATE_FILE, create_values
+from ckptgate_adapters.sqlite_spool.creating import (
+    CLOSE_FILE,
+    CREATE_FILE,
+    create_values,
+)
 from ckptgate_adapters.sqlite_spool.numbers import Numbers
 from ckptgate_adapters.sqlite_spool.rows import NODES
 
@@ -79,6 +84,15 @@ class NodePart:
             db.keep(kept.places, node.ino, (parent, name))
             db.keep(kept.files, file, FileRow(file=file, state=FileState.OPEN))
         return node
+
+    def close_file(self, fh: int, file: FileRow, node: NodeRow) -> None:
+        db = self._db
+        values = (fh, file.file, node.ino, node.size, node.mtime_ns, node.ctime_ns)
+        with db.joined:
+            db.run(CLOSE_FILE, values, keeps=True)
+            kept = db.kept()
+            db.keep(kept.nodes, node.ino, node)
+            db.keep(kept.files, file.file, dataclasses.replace(file, state=FileState.QUIET))
 
     def add_node(self, node: NodeRow) -> NodeRow:
         if node.ino:

@@ -136,6 +136,16 @@ class Nodes(Protocol):
         """A number for `create_file`."""
         ...
 
+    def close_file(self, fh: int, file: FileRow, node: NodeRow) -> None:
+        """A file's only handle is gone and the file is quiet, all in one.
+
+        Args:
+            fh: the handle.
+            file: its bytes as they are in the spool, OPEN.
+            node: the same node with its present size and times.
+        """
+        ...
+
     def add_node(self, node: NodeRow) -> NodeRow:
         """Insert (`ino` 0 means: give it the next number); returns the row with its number."""
         ...

@@ -15,7 +15,7 @@ from ckptgate.vfs.context import Context
 from ckptgate.vfs.interface import Attr, Entry
 from ckptgate.vfs.unused import is_nameless
 
-__all__ = ["attr_of", "entry_of", "is_decided", "local_stat"]
+__all__ = ["attr_of", "entry_of", "entry_of_new", "is_decided", "local_stat"]
 
 _SECTOR = 512
 _COUNTED_MAX = 256
@@ -95,8 +95,30 @@ def _links(ctx: Context, node: NodeRow) -> int:
 
 def entry_of(ctx: Context, node: NodeRow, timeout_s: float) -> Entry:
     """The answer to a look-up that found *node*; counts it as known to the kernel."""
-    entry = Entry(attr_of(ctx, node), timeout_s)
+    return _counted(ctx, attr_of(ctx, node), timeout_s)
+
+
+def entry_of_new(ctx: Context, node: NodeRow, found: os.stat_result, timeout_s: float) -> Entry:
+    """The same of a file that was just made, with the stat of its spool file."""
+    attr = Attr(
+        ino=node.ino,
+        kind=node.kind,
+        mode=node.mode,
+        nlink=1,
+        uid=node.uid,
+        gid=node.gid,
+        size=0,
+        blocks=0,
+        atime_ns=found.st_mtime_ns,
+        mtime_ns=found.st_mtime_ns,
+        ctime_ns=max(node.ctime_ns, found.st_ctime_ns),
+        timeout_s=ctx.settings.attr_timeout_s,
+    )
+    return _counted(ctx, attr, timeout_s)
+
+
+def _counted(ctx: Context, attr: Attr, timeout_s: float) -> Entry:
     with ctx.lock:
         lookups = ctx.memory.lookups
-        lookups[node.ino] = lookups.get(node.ino, 0) + 1
-    return entry
+        lookups[attr.ino] = lookups.get(attr.ino, 0) + 1
+    return Entry(attr, timeout_s)

@@ -22,7 +22,7 @@ from ckptgate.ports.spool import (
     NodeRow,
 )
 from ckptgate.vfs import names, pending, revisions, times, visibility
-from ckptgate.vfs.attributes import entry_of, is_decided
+from ckptgate.vfs.attributes import entry_of, entry_of_new, is_decided
 from ckptgate.vfs.bytes import make_file
 from ckptgate.vfs.context import Context, Who, stale
 from ckptgate.vfs.interface import Caller, Entry, Opened
@@ -104,7 +104,7 @@ def create(
             raise
     is_redirected = parent.ino != parent_ino
     timeout = ctx.settings.entry_timeout_s if kind is None and not is_redirected else 0.0
-    return entry_of(ctx, node, timeout), opened
+    return entry_of_new(ctx, node, os.fstat(fd), timeout), opened
 
 
 def _place_visible(

@@ -6,6 +6,7 @@ that process) or all its handles are released; torn if such a process died with 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 from functools import partial
@@ -67,12 +68,35 @@ def _is_plain_close(ctx: Context, row: HandleRow) -> bool:
 def take_over(ctx: Context, item: NotedClose) -> None:
     """Change the spool as a noted close says; inside a change."""
     row = item.row
+    if item.is_closed and item.is_released and _is_closed_at_once(ctx, item):
+        return
     if item.is_closed:
         _closed(ctx, item.who, row, is_torn=False, is_plain=True)
     if item.is_released:
         ctx.spool.drop_handle(row.fh)
     elif item.is_closed:
         ctx.spool.update_handle(row.fh, is_closed=True)
+
+
+def _is_closed_at_once(ctx: Context, item: NotedClose) -> bool:
+    """Take over close and release of a new file that nobody else has open, as almost all are."""
+    row = item.row
+    file, node = ctx.spool.file(row.file), ctx.spool.node(row.ino)
+    if file is None or node is None or node.file != row.file or file.state is not FileState.OPEN:
+        return False
+    if is_decided(ctx, node) or ctx.memory.files.is_written(file.file, but=row.fh):
+        return False
+    found = local_stat(ctx, file)
+    if found is None:
+        return False
+    now = dataclasses.replace(
+        node, size=found.st_size, mtime_ns=found.st_mtime_ns, ctime_ns=found.st_ctime_ns
+    )
+    ctx.spool.close_file(row.fh, file, now)
+    if item.who is not None:
+        revisions.touch(ctx, item.who, node)
+    ctx.wake()
+    return True
 
 
 def recover(ctx: Context) -> None:
