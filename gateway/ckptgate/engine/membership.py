@@ -137,6 +137,8 @@ class Membership:
     def find_open(self, run: str, run_ino: int, name: str, job_key: str) -> AttemptRow | None:
         """The open attempt at *name* of this shared job, joined; None if there is none.
 
+        A revision that only other members know is none: a look-up finds what it revises.
+
         Raises:
             TransientStoreError, IntegrityError: as `join`.
         """
@@ -148,7 +150,8 @@ class Membership:
         if row is not None:
             return row
         intent = self._intents.open_intent(run, name, job_key)
-        if intent is None:
+        if intent is None or intent.base:
+            # Of a revision whose base isn't committed any more, only what others changed is known.
             return None
         row = self._add_row(run, run_ino, name, intent)
         if row.state not in _UNDECIDED:

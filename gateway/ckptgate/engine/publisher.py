@@ -172,7 +172,11 @@ class Publisher:
         self, run: str | None, *, grace_s: float | None = None, is_dry: bool = False
     ) -> list[Reclaimed]:
         """Remove now what nothing refers to any more; see `Reclaimer.sweep`. Any thread."""
-        return self._reclaimer.sweep(run, grace_s=grace_s, is_dry=is_dry)
+        # What this process dropped a moment ago is no left-over, and who asked wants the room now.
+        self._spool.finish_removals()
+        found = self._reclaimer.sweep(run, grace_s=grace_s, is_dry=is_dry)
+        self._spool.finish_removals()
+        return found
 
     def _undecided(self) -> list[AttemptRow]:
         return self._spool.attempts(states=_UNDECIDED)
