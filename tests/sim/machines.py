@@ -35,6 +35,7 @@ from ckptgate_adapters.sqlite_spool import SqliteSpool
 from ckptgate_adapters.sqlite_spool.connection import Database
 from ckptgate_adapters.sqlite_spool.creating import CONNECTION_DDL
 from ckptgate_adapters.sqlite_spool.generation import Generation
+from ckptgate_adapters.sqlite_spool.removal import Removal, remove
 
 __all__ = [
     "RUN",
@@ -67,11 +68,19 @@ class MachineClock(ManualClock):
         self._scheduler.pause(seconds)
 
 
+class _RemovalAtOnce(Removal):
+    """The worst order for whoever still needs the bytes; a thread would outlive its seed."""
+
+    def add(self, path: str) -> None:
+        remove(path)
+
+
 class SimSpool(SqliteSpool):
     """The real spool; it remembers which files it named, to remove them after the seed."""
 
     def __init__(self, path: str, database: Database) -> None:
         super().__init__(path, database)
+        self._removal = _RemovalAtOnce(self._durability.sync)
         self.used: set[str] = set()
 
     def data_path(self, file: int) -> str:
