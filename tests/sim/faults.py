@@ -22,7 +22,7 @@ from ckptgate.errors import CkptError, TransientStoreError
 from ckptgate.ports.store import DigestedFile, Store, VerifyMode, put_each
 from ckptgate_adapters.memory_store import MemoryStore
 
-__all__ = ["CALM", "PROFILES", "Faults", "Network", "ProcessStore", "Profile"]
+__all__ = ["CALM", "OTHERS", "PROFILES", "Faults", "Network", "ProcessStore", "Profile"]
 
 READS: Final = frozenset({
     "get", "children", "read", "verify", "published_attempt", "published_problems",
@@ -44,6 +44,8 @@ class Profile:
         twice: it arrives now, and once more later.
         slow: it takes up to a few seconds.
         kill: the caller's process is killed, before or after the effect.
+        spares_mounts: no mount is killed, and so no job ends early.
+        down_s: a killed publisher is started again after one of these.
         crash: so many of these kills take the whole machine.
         dead: so many of these machines never come back.
         hold: the machine stands still, for up to some hours.
@@ -56,6 +58,8 @@ class Profile:
     twice: float = 0.0
     slow: float = 0.1
     kill: float = 0.0
+    spares_mounts: bool = False
+    down_s: tuple[float, ...] = (0.2, 3.0, 90.0)
     crash: float = 0.0
     dead: float = 0.0
     hold: float = 0.0
@@ -78,6 +82,12 @@ PROFILES: Final = {
     ),
 }  # fmt: skip
 """A seed takes one of these."""
+OTHERS: Final = {
+    # Nothing takes so long that a mount gives a close up and tells its caller so.
+    "quiet": CALM,
+    "publishers": Profile(slow=0.0, kill=0.03, spares_mounts=True, down_s=(0.2, 3.0)),
+}
+"""Taken by name only."""
 
 
 class Faults:
@@ -226,7 +236,7 @@ class ProcessStore:
         scheduler.pause(faults.delay_s())
         self._check_alive()
         fate = faults.fate(is_late_possible=name not in READS and not name.startswith("plain_"))
-        kill = faults.rng.choice(("before", "after")) if faults.hits(faults.profile.kill) else ""
+        kill = self._kill_at()
         if self._is_cut() and not kill:
             fate = "lost"
         if faults.hits(faults.profile.outage):
@@ -254,6 +264,13 @@ class ProcessStore:
         scheduler.note(f"{label} -> {fate} {shown((result,))}")
         self._after(name, fate, kill, label)
         return result
+
+    def _kill_at(self) -> str:
+        """Whether the caller is killed, `before` or `after` the effect."""
+        faults = self._network.faults
+        if faults.profile.spares_mounts and self._process.is_mount:
+            return ""
+        return faults.rng.choice(("before", "after")) if faults.hits(faults.profile.kill) else ""
 
     def _after(self, name: str, fate: str, kill: str, label: str) -> None:
         """The reply's way back."""

@@ -153,7 +153,7 @@ class Mount:
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self.process = Process(f"{machine.host}.mount{machine.starts}")
+        self.process = Process(f"{machine.host}.mount{machine.starts}", is_mount=True)
         self.opened: dict[int, int] = {}
         """Handle -> descriptor of what trainers and readers have open."""
         machine.spool.clear_handles()

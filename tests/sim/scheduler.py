@@ -48,8 +48,9 @@ class Halted(BaseException):
 class Process:
     """What is killed as a whole."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, is_mount: bool = False) -> None:
         self.name = name
+        self.is_mount = is_mount
         self.is_alive = True
         self.tasks: list[Task] = []
         self.spool_depth = 0

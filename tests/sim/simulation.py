@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import blake3
 from tests.sim.checker import Checker
-from tests.sim.faults import PROFILES, Faults, Network
+from tests.sim.faults import OTHERS, PROFILES, Faults, Network
 from tests.sim.machines import RUN, Machine, Mount
 from tests.sim.plans import Plan, plan_of
 from tests.sim.readers import read_once
@@ -40,7 +40,7 @@ PHASE_S: Final = 4 * 3600.0
 SETTLE_S: Final = 12 * 3600.0
 READS_MAX: Final = 12
 LAST: Final = "step-99"
-_HEALTHY: Final = frozenset({"calm", "lossy", "stormy"})
+_HEALTHY: Final = frozenset({"calm", "lossy", "stormy", "quiet", "publishers"})
 """Profiles in which every save of the only job comes true, if nobody stands in its way."""
 _UNDECIDED: Final = (AttemptState.OPEN, AttemptState.SEALED)
 
@@ -79,7 +79,9 @@ class _Simulation:
         self.plan = plan
         self.rng = random.Random(f"run {plan.seed}")
         self.scheduler = Scheduler(random.Random(f"turns {plan.seed}"))
-        self.faults = Faults(random.Random(f"faults {plan.seed}"), PROFILES[plan.profile])
+        self.faults = Faults(
+            random.Random(f"faults {plan.seed}"), (PROFILES | OTHERS)[plan.profile]
+        )
         self.network = Network(self.scheduler, self.faults, places[-1])
         self.checker = Checker(self.network.store, RUN, self.scheduler.fail)
         self.machines = [
@@ -112,7 +114,8 @@ class _Simulation:
             self._crash(machine)
             return
         machine.kill_publisher()
-        self._later(self.rng.choice([0.2, 3.0, 90.0]), lambda: self._restart_publisher(machine))
+        down_s = self.rng.choice(self.faults.profile.down_s)
+        self._later(down_s, lambda: self._restart_publisher(machine))
 
     def _crash(self, machine: Machine) -> None:
         machine.crash()
