@@ -26,7 +26,7 @@ __all__ = [
     "TaskScope",
 ]
 
-STEPS_MAX: Final = 8_000
+STEPS_MAX: Final = 20_000
 """Turns after which a simulation is said to go round in circles."""
 STYLES: Final = ("uniform", "sticky", "priority")
 _STICKS: Final = 0.85

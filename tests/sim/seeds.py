@@ -28,6 +28,7 @@ REGRESSIONS: Final = {
     95: "a revision was committed with its base's shard in the place of one that came late",
     108: "a close promised nothing to `commit --all`",
     311: "a revision that was half written anew was sealed by silence",
+    20341: "a checkpoint was retired before it was shown, and what it had replaced stayed shown",
     354: "files were added to a checkpoint without a word",
 }
 """Seeds that found something once, and what."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final, TypeVar
 
 from ckptgate.engine.adopt import Unnamed, adopt, tell_unnamed
@@ -234,9 +235,10 @@ class Publication:
         for place, (name, attempt) in enumerate(retired):
             if (log.run, attempt) in self._hidden and place < len(retired) - RETIRED_WATCHED:
                 continue
-            if self._store.published_attempt(log.run, name) == attempt:
-                self._store.unpublish(log.run, name, attempt)
-                _log.info("unpublished run=%s name=%s attempt=%s", log.run, name, attempt)
+            shown = self._store.published_attempt(log.run, name)
+            if shown and log.look(partial(_is_gone, name=name, attempt=shown)):
+                self._store.unpublish(log.run, name, shown)
+                _log.info("unpublished run=%s name=%s attempt=%s", log.run, name, shown)
                 did = True
             # Who would show it again, having been slow, asks itself afterwards.
             self._hidden.add((log.run, attempt))
@@ -428,6 +430,16 @@ def _unpublished(state: RunState) -> list[str]:
     """Committed, still what its name means, and not said to be in the store; oldest first."""
     views = (state.attempts[attempt] for attempt in state.current.values())
     return [view.attempt for view in views if not view.is_published]
+
+
+def _is_gone(state: RunState, *, name: str, attempt: str) -> bool:
+    """Whether *name* means nothing any more, and *attempt* is what it meant once.
+
+    That needn't be the one that was retired: a commit can be retired before anybody shows it, and
+    what it replaced is then still there.
+    """
+    view = state.attempts.get(attempt)
+    return name not in state.current and view is not None and view.name == name
 
 
 def _pointers(state: RunState) -> dict[str, FoldedPointer]:

@@ -6,7 +6,7 @@ from tests.engine_harness import RUN, Cluster, StagedNode
 
 from ckptgate.engine.adopt import adopt, load_manifest
 from ckptgate.errors import MissingError
-from ckptgate.model.documents import Vote, decode
+from ckptgate.model.documents import Manifest, Vote, decode
 from ckptgate.model.entries import Abort, Commit, LogRecord, Seal
 from ckptgate.model.ids import CHUNK_BYTES
 from ckptgate.model.layout import log_key, vote_key
@@ -436,6 +436,27 @@ def test_a_deleted_checkpoint_is_retired_once_a_newer_one_is_good(cluster: Clust
     assert node.fresh(row).state is AttemptState.REPLACED
     key = next(file.key for _, _, file in node.raw.files_of_attempt(row.id))
     assert cluster.store.get(key) == b"1"
+
+
+def test_what_a_retired_checkpoint_had_replaced_is_not_shown_either(cluster: Cluster) -> None:
+    """I9: the replacement was deleted before anybody showed it."""
+    node = cluster.node("a")
+    save(node, "step-1", {"a.txt": b"1"})
+    cluster.settle()
+    data = cluster.store.get(f"{RUN}/step-1/.ckptgate/manifest.json")
+    save(node, "step-1", {"a.txt": b"2"})
+    save(node, "step-2", {"a.txt": b"3"})
+    cluster.settle()
+    node.raw.add_tombstone(
+        TombstoneRow(id=0, run=RUN, name="step-1", attempt="step-1.1", job_key=SESSION)
+    )
+    cluster.settle()
+    assert cluster.store.published_attempt(RUN, "step-1") == ""
+    cluster.store.publish(RUN, decode(data, Manifest, subject="step-1"), data)
+    assert cluster.store.published_attempt(RUN, "step-1") == "step-1.0"
+    save(node, "step-3", {"a.txt": b"4"})
+    cluster.settle()
+    assert cluster.store.published_attempt(RUN, "step-1") == ""
 
 
 def test_two_members_with_different_bytes_of_one_path_do_not_commit(cluster: Cluster) -> None:
