@@ -23,6 +23,7 @@ from ckptgate.engine import (
     uploads,
 )
 from ckptgate.vfs import context, openfiles
+from ckptgate_adapters.sqlite_spool import files
 
 __all__ = ["SimJobs", "simulated_threads"]
 
@@ -102,6 +103,8 @@ def simulated_threads(scheduler: Scheduler) -> Generator[None]:
     replaced += [(staging, "Jobs", SimJobs), (uploads, "Jobs", SimJobs)]
     # Which lock a name has must not depend on how Python hashes it in this process.
     replaced += [(catalog, "LOCKS_COUNT", 1)]
+    # Each look for strays reads all directories of a spool: one is enough for so few files.
+    replaced += [(files, "DATA_FANOUT", 1)]
     saved = [(module, name, getattr(module, name)) for module, name, _ in replaced]
     for module, name, value in replaced:
         setattr(module, name, value)
