@@ -60,6 +60,9 @@ class OneJob:
     def closer(self, tid: int) -> tuple[ProcessInfo, bool]:
         return self.process(tid), False
 
+    def holds(self, pid: int, ino: int) -> bool:
+        return False
+
     def is_alive(self, pid: int, start: int) -> bool:
         return not self.is_dead
 

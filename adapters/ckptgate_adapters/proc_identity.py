@@ -91,6 +91,18 @@ class ProcIdentity:
                     self._known.popitem(last=False)
         return found
 
+    def holds(self, pid: int, ino: int) -> bool:
+        """Whether the process has a descriptor of that inode number that it may write to."""
+        directory = f"{self._proc}/{pid}/fdinfo"
+        wanted = b"\nino:\t%d\n" % ino
+        try:
+            names = os.listdir(directory)
+        except OSError:
+            return False
+        return any(
+            _is_writable(self._file(pid, f"fdinfo/{name}", _STAT_BYTES), wanted) for name in names
+        )
+
     def is_alive(self, pid: int, start: int) -> bool:
         """Whether that very process still runs."""
         stat = self._stat(pid) if pid > 0 else None
@@ -239,6 +251,14 @@ def _fields(data: bytes) -> list[bytes] | None:
 def _is_exiting(stat: list[bytes] | None) -> bool:
     """One that is gone was."""
     return stat is None or bool(int(stat[_FLAGS]) & _PF_EXITING)
+
+
+def _is_writable(info: bytes | None, wanted: bytes) -> bool:
+    """Whether this is what `/proc/PID/fdinfo/N` says of a descriptor that may write *wanted*."""
+    if info is None or wanted not in info:
+        return False
+    flags = info.partition(b"flags:")[2].split(maxsplit=1)
+    return bool(flags) and int(flags[0], 8) & os.O_ACCMODE != os.O_RDONLY
 
 
 def _program_of(stat: list[bytes]) -> tuple[int | bytes, ...]:

@@ -47,11 +47,21 @@ def flush(ctx: Context, caller: Caller, fh: int) -> bool:
         if ctx.closes.note(item):
             ctx.memory.files.closed(fh)
             return True
+    if not is_torn and _is_held(ctx, row):
+        return False
     with ctx.change():
         ctx.spool.update_handle(fh, is_closed=True)
         ctx.afterwards(partial(ctx.memory.files.closed, fh))
         _closed(ctx, who, row, is_torn=is_torn)
     return not is_torn
+
+
+def _is_held(ctx: Context, row: HandleRow) -> bool:
+    """Whether its opener has another descriptor of the file: it was duplicated, as `> FILE` does.
+
+    The close of that one is the one that counts.
+    """
+    return bool(row.pid) and ctx.identify.holds(row.pid, row.ino)
 
 
 def _is_plain_close(ctx: Context, row: HandleRow) -> bool:
@@ -68,6 +78,9 @@ def _is_plain_close(ctx: Context, row: HandleRow) -> bool:
 def take_over(ctx: Context, item: NotedClose) -> None:
     """Change the spool as a noted close says; inside a change."""
     row = item.row
+    if item.is_closed and not item.is_released and _is_held(ctx, row):
+        ctx.memory.files.closed(row.fh, is_closed=False)
+        return
     if item.is_closed and item.is_released and _is_closed_at_once(ctx, item):
         return
     if item.is_closed:

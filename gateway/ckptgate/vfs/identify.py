@@ -41,6 +41,14 @@ class Identify(Protocol):
         """
         ...
 
+    def holds(self, pid: int, ino: int) -> bool:
+        """Whether the process has a descriptor of that inode number that it may write to.
+
+        Another file system's inode may have the number: a yes may be wrong, a no may not, but
+        where nothing can be read.
+        """
+        ...
+
     def is_alive(self, pid: int, start: int) -> bool:
         """Whether the process *pid* that started at *start* still runs (zombies don't)."""
         ...

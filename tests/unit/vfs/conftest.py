@@ -57,6 +57,7 @@ class FakeIdentify:
         self.processes: dict[int, ProcessInfo] = {}
         self.dead: set[int] = set()
         self.exiting: set[int] = set()
+        self.held: set[tuple[int, int]] = set()
 
     def add(self, pid: int, key: JobKey, rank: RankInfo | None = None) -> None:
         self.processes[pid] = ProcessInfo(pid, pid * 10, key, rank or RankInfo())
@@ -66,6 +67,9 @@ class FakeIdentify:
 
     def closer(self, tid: int) -> tuple[ProcessInfo, bool]:
         return self.process(tid), tid in self.exiting
+
+    def holds(self, pid: int, ino: int) -> bool:
+        return (pid, ino) in self.held
 
     def is_alive(self, pid: int, start: int) -> bool:
         return pid in self.processes and pid not in self.dead and start == pid * 10

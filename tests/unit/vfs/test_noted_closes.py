@@ -162,3 +162,24 @@ def test_a_slot_is_free_again_once_its_close_is_dropped(tmp_path):
     assert (8, False) in again.all()
     noted.drop(7)
     assert noted.note(SLOTS + 1, is_released=True)
+
+
+@pytest.mark.parametrize("delay_s", [0.0, NEVER_S])
+def test_a_file_with_a_duplicated_descriptor_is_not_closed_before_that_is(world, delay_s):
+    """`> FILE` opens, duplicates and closes before the first byte is written."""
+    world.vfs._ctx.settings = replace(world.vfs._ctx.settings, close_delay_s=delay_s)
+    world.vfs.start_session(is_takeover=False)
+    world.mkdir(world.a, "step-1")
+    opened = world.open_new(world.a, "step-1/w")
+    ino = world.walk(world.a, "step-1/w").attr.ino
+    world.identify.held.add((world.a.pid, ino))
+    world.vfs.flush(world.a, opened.fh)
+    world.vfs._ctx.apply_closes()
+    assert file_at(world, "step-1/w").state is FileState.OPEN
+    assert not world.spool.handle(opened.fh).is_closed
+    os.pwrite(opened.fd, b"abc", 0)
+    world.identify.held.clear()
+    world.close(world.a, opened)
+    world.vfs._ctx.apply_closes()
+    assert file_at(world, "step-1/w").state is FileState.QUIET
+    assert world.spool.handles() == []

@@ -251,3 +251,18 @@ input()
         assert told(process) == "done"
         assert str(ProcIdentity().process(process.pid).job_key) == "run:left"
         process.kill()
+
+
+def test_a_duplicated_descriptor_is_found_by_its_inode(tmp_path):
+    identity = ProcIdentity()
+    path = tmp_path / "f"
+    first = os.open(path, os.O_WRONLY | os.O_CREAT)
+    ino = os.fstat(first).st_ino
+    reader = os.open(path, os.O_RDONLY)
+    second = os.dup(first)
+    os.close(first)
+    assert identity.holds(os.getpid(), ino)
+    os.close(second)
+    assert not identity.holds(os.getpid(), ino)
+    os.close(reader)
+    assert not identity.holds(2**22 + 7, ino)
