@@ -248,6 +248,15 @@ def test_a_directory_that_holds_checkpoints_keeps_its_path(run: Path):
     assert code_of(os.rename, run / "dir", run / "step-9") == errno.EXDEV
 
 
+def test_a_directory_in_which_a_checkpoint_began_stays(run: Path):
+    (run / "inner/step-1").mkdir(parents=True)
+    (run / "inner/step-1").rmdir()
+    assert os.listdir(run / "inner") == []
+    assert code_of(os.rmdir, run / "inner") == errno.ENOTEMPTY
+    assert subprocess.run(["rm", "-rf", run / "inner"], capture_output=True).returncode == 1
+    assert os.listdir(run) == ["inner"]
+
+
 def test_an_open_checkpoint_is_removed_and_begun_again(run: Path):
     for number in range(3):
         (run / "step-1/sub").mkdir(parents=True)

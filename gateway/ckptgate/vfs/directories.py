@@ -1,7 +1,8 @@
 """Making and removing directories: attempts, directories inside of them, plain ones.
 
 Owns the rules of when a directory is a new attempt, and what the removal of a checkpoint's root
-means: an open attempt is given up, a committed checkpoint gets a tombstone. Any thread.
+means: an open attempt is given up, a committed checkpoint gets a tombstone. A plain directory in
+which a checkpoint ever began stays. Any thread.
 """
 
 from __future__ import annotations
@@ -218,6 +219,11 @@ def _remove_plain(ctx: Context, caller: Caller, parent: NodeRow, name: str, node
     view = ctx.view(caller, node.plain_path or "")
     if view.committed or view.undecided:
         raise not_empty(name)
+    if view.length or ctx.spool.attempts(run_ino=node.ino):
+        # The store's directory holds the gateway's own: it could not go there, ever.
+        msg = f"{name!r} keeps what was decided about the checkpoints that were in it"
+        hint = f"it is in {node.plain_path}/{GATEWAY_DIR} in the store"
+        raise CkptError(msg, subject=name, hint=hint, errno_value=errno.ENOTEMPTY)
     with ctx.change():
         for child_name, _ in ctx.spool.children(node.ino):
             # Values of pointers that the caller's incarnation removed.
