@@ -400,22 +400,3 @@ def test_a_new_spool_file_never_empties_one_that_has_another_name(tmp_path):
     os.close(make_file(str(old)))
     assert old.read_bytes() == b""
     assert shared.read_bytes() == b"precious"
-
-
-@pytest.mark.parametrize("here", [True, False], ids=["an-attempt-here", "a-log-in-the-store"])
-def test_a_directory_in_which_a_checkpoint_began_is_not_removed(world, here):
-    """It could not go from the store, which has the run's log in it."""
-    world.mkdir(world.a, "run")
-    world.mkdir(world.a, "other")
-    if here:
-        world.mkdir(world.a, "run/step-1")
-        world.rmdir(world.a, "run/step-1")
-    else:
-        world.catalog.set_view("run", length=3)
-    assert world.names(world.a, "run") == []
-    with pytest.raises(CkptError, match="keeps what was decided") as caught:
-        world.rmdir(world.a, "run")
-    assert caught.value.errno == errno.ENOTEMPTY
-    assert caught.value.hint
-    world.rmdir(world.a, "other")
-    assert world.names(world.b, "") == ["run"]
