@@ -121,6 +121,18 @@ def test_a_pinned_checkpoint_outlives_its_deletion(made: Cluster) -> None:
     assert not any((made.store / "run/.ckptgate/attempts/step-1.0").glob("data/*"))
 
 
+def test_a_word_that_is_empty_means_nothing(made: Cluster) -> None:
+    """I13: an unset variable is no mount and no grace; `forever` is one."""
+    (node,) = made.nodes
+    for words in (("gc", ""), ("gc", "--grace", "", node.mnt)):
+        done = cli(*words)
+        assert done.returncode == 64, done.stderr
+        assert "hint:" in done.stderr
+    done = cli("gc", "--grace", "forever", node.mnt)
+    assert done.returncode == 0, done.stderr
+    assert "0 files went" in done.stdout
+
+
 def test_what_a_killed_gateway_left_goes_at_the_next_mount(made: Cluster) -> None:
     (node,) = made.nodes
     save(node, "step-1")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -813,17 +814,32 @@ def test_orphans_are_removed_and_nothing_else(spool):
         with open(spool.data_path(file.file), "wb"):
             pass
     spool._db.run("DELETE FROM files WHERE file = ?", (lost.file,))
-    with open(spool.path + "/data/00/stray", "wb"):
-        pass
-    assert {path for path, _ in spool.stray_files()} == {
-        spool.data_path(lost.file),
-        f"{spool.path}/data/00/stray",
-    }
+    assert {path for path, _ in spool.stray_files()} == {spool.data_path(lost.file)}
     assert spool.unreferenced_files() == [unused.file]
-    assert spool.drop_orphans() == 3
+    assert spool.drop_orphans() == 2
     assert spool.drop_orphans() == 0
     there = [os.path.exists(spool.data_path(file.file)) for file in (kept, lost, unused, opened)]
     assert there == [True, False, False, True]
+
+
+def test_what_others_put_into_the_spool_is_not_removed(spool, tmp_path):
+    """I13: names that are no ids, ids in the wrong directory, links, and what a link leads to."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    os.rmdir(f"{spool.path}/data/d0")
+    os.symlink(elsewhere, f"{spool.path}/data/d0")
+    os.symlink("/etc/passwd", f"{spool.path}/data/00/256")
+    os.mkdir(f"{spool.path}/data/00/512")
+    foreign = [elsewhere / "208", elsewhere / "vital.txt"]
+    foreign += [Path(spool.path, "data", name) for name in ("00/notes", "01/2", "00/000")]
+    for path in foreign:
+        path.write_text("vital")
+    assert spool.stray_files() == []
+    assert spool.drop_orphans() == 0
+    assert not spool.drop_stray(f"{spool.path}/data/d0/208")
+    assert not spool.drop_stray(f"{spool.path}/data/01/2")
+    assert [path.read_text() for path in foreign] == ["vital"] * 5
+    assert os.path.islink(f"{spool.path}/data/00/256")
 
 
 def test_a_stray_file_whose_row_is_there_by_now_stays(spool):

@@ -193,12 +193,9 @@ class FilePart:
         known = {row[0] for row in self._db.all("SELECT file FROM files")}
         found: list[tuple[str, int]] = []
         for directory in range(DATA_FANOUT):
-            with os.scandir(f"{self._data}/{directory:02x}") as entries:
-                paths = [entry.path for entry in entries if not _is_known(entry.name, known)]
-            for path in paths:
-                with contextlib.suppress(FileNotFoundError):
-                    seen = os.stat(path, follow_symlinks=False)
-                    found.append((path, seen.st_blocks * _BLOCK_BYTES))
+            for file, size in _spool_files(f"{self._data}/{directory:02x}", directory):
+                if file not in known:
+                    found.append((self.data_path(file), size))
         if found:
             # Another process may just have dropped the row: a power loss must not bring it back.
             self._durability.sync()
@@ -211,10 +208,12 @@ class FilePart:
         whose end this one waits.
         """
         name = os.path.basename(path)
-        if os.path.dirname(os.path.dirname(path)) != self._data:
+        if not name.isdecimal() or path != self.data_path(int(name)):
+            return False
+        if os.path.islink(os.path.dirname(path)):
             return False
         with self._db.transaction:
-            if name.isdecimal() and self.file(int(name)) is not None:
+            if self.file(int(name)) is not None:
                 return False
             remove(path)
         return True
@@ -233,8 +232,32 @@ class FilePart:
         return count
 
 
-def _is_known(name: str, known: set[int]) -> bool:
-    return name.isdecimal() and int(name) in known
+def _spool_files(path: str, number: int) -> list[tuple[int, int]]:
+    """(id, allocated bytes) of what may be a spool file in the directory *path*.
+
+    Anything else was put there by somebody else and is not ours to remove; nor is what a directory
+    holds that a link leads to.
+    """
+    found: list[tuple[int, int]] = []
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as exc:
+        _log.warning("spool-directory-skipped path=%s error=%s", path, exc)
+        return found
+    try:
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                name = entry.name
+                is_ours = name.isdecimal() and name == str(int(name))
+                if not is_ours or int(name) % DATA_FANOUT != number:
+                    continue
+                with contextlib.suppress(FileNotFoundError):
+                    if entry.is_file(follow_symlinks=False):
+                        seen = entry.stat(follow_symlinks=False)
+                        found.append((int(name), seen.st_blocks * _BLOCK_BYTES))
+    finally:
+        os.close(fd)
+    return found
 
 
 def _missing(file: int) -> MissingError:

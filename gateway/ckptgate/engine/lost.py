@@ -17,7 +17,7 @@ from typing import Final
 from ckptgate.engine.node import Node
 from ckptgate.engine.runlog import RunLog
 from ckptgate.engine.sightings import Graces, Reclaimed, Sightings
-from ckptgate.errors import IntegrityError, InvalidNameError, MissingError
+from ckptgate.errors import IntegrityError, InvalidNameError, MissingError, UnusableError
 from ckptgate.model.documents import MAX_DOCUMENT_BYTES, Intent, decode, digest_of
 from ckptgate.model.entries import Abort, Entry
 from ckptgate.model.ids import check_attempt_id
@@ -75,7 +75,7 @@ class Lost:
             key = intent_key(run, attempt)
             try:
                 known = decode(self._store.get(key, limit=MAX_DOCUMENT_BYTES), Intent, subject=key)
-            except (MissingError, IntegrityError) as exc:
+            except (MissingError, IntegrityError, UnusableError) as exc:
                 _log.warning("intent-unreadable key=%s error=%s", key, exc)
                 return None
             self._intents[run, attempt] = known

@@ -17,17 +17,22 @@ __all__ = ["add_commands"]
 
 _TIMEOUT_S: Final = 24 * 3600.0
 """A first round over a large store takes its time."""
+_FOREVER_S: Final = 1e12
+"""As a number that JSON has."""
 
 
 def add_commands(commands: Any) -> None:
     """Add this module's commands."""
     gc = commands.add_parser("gc", help="remove what nothing refers to any more")
     gc.add_argument(
-        "path", nargs="?", default="", metavar="PATH", help="a mount or a run in it; default: all"
+        "path", nargs="?", default=None, metavar="PATH", help="a mount or a run in it; default: all"
     )
     gc.add_argument("--dry-run", action="store_true", help="only say what would go")
     gc.add_argument(
-        "--grace", default="", metavar="DURATION", help="instead of the configured one, such as 1h"
+        "--grace",
+        default=None,
+        metavar="DURATION",
+        help="instead of the configured one, such as 1h",
     )
     add_json(gc)
     gc.set_defaults(handler=_gc)
@@ -44,9 +49,13 @@ def add_commands(commands: Any) -> None:
 
 def _gc(args: argparse.Namespace) -> int:
     request: dict[str, Any] = {"op": "gc", "dry_run": args.dry_run}
-    if args.grace:
+    if args.path == "":
+        # A variable that isn't set must not mean everything on the machine.
+        msg = "PATH is empty"
+        raise UsageError(msg, subject="PATH", hint="name a mount or a run, or leave it out for all")
+    if args.grace is not None:
         try:
-            request["grace_s"] = parse_seconds(args.grace)
+            request["grace_s"] = min(parse_seconds(args.grace), _FOREVER_S)
         except ValueError as exc:
             raise UsageError(str(exc), subject=args.grace, hint="--grace 24h") from exc
     mounts = [require_mount(args.path)] if args.path else list_mounts()
