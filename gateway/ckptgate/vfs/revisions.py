@@ -49,7 +49,7 @@ def writable(ctx: Context, caller: Caller, node: NodeRow) -> NodeRow:
             msg = f"checkpoint {row.name!r} was given up: {row.reason}"
             raise MissingError(msg, subject=row.name)
         if row.state is not AttemptState.COMMITTED:
-            raise stale(row.name, f"its attempt is {row.state}")
+            raise _outlived(ctx, row)
         visibility.filled(ctx, caller, row)
         who = ctx.who(caller)
         if visibility.revision_of(ctx, who, row) is None:
@@ -63,6 +63,18 @@ def writable(ctx: Context, caller: Caller, node: NodeRow) -> NodeRow:
             continue
         node = copy
     return node
+
+
+def _outlived(ctx: Context, row: AttemptRow) -> CkptError:
+    """The error for a change in a tree that is no longer what its name means.
+
+    Where the name means something else the kernel has to look it up again; where it means nothing
+    any more this is a removed directory that somebody still has open.
+    """
+    later = (*visibility.UNDECIDED, AttemptState.COMMITTED)
+    if ctx.spool.attempts(run_ino=row.run_ino, name=row.name, states=later):
+        return stale(row.name, f"its attempt is {row.state}")
+    return MissingError(f"checkpoint {row.name!r} was removed", subject=row.name)
 
 
 def _check_undecided(ctx: Context, attempt: int) -> None:

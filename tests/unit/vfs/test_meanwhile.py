@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import os
 
 import pytest
 
-from ckptgate.errors import CkptError
+from ckptgate.errors import CkptError, MissingError
 from ckptgate.model.states import AttemptState
 from ckptgate.ports.spool import SETTLED_META
 
@@ -153,3 +154,19 @@ def test_changes_through_a_directory_whose_checkpoint_was_given_up_find_nothing(
         with pytest.raises(CkptError) as caught:
             change(world.a2, root, "w")
         assert caught.value.errno in {errno.ENOENT, errno.ENOTDIR}
+
+
+def test_a_retired_checkpoint_that_is_still_open_is_a_removed_directory(world):
+    """Of two `rm -rf` the slower one has the directory open when it is gone for everybody."""
+    world.commit("", "step-1", {"a": b"1", "b": b"2"})
+    world.commit("", "step-2", {"a": b"1"})
+    root = world.walk(world.a, "step-1").attr.ino
+    world.walk(world.a, "step-1/a")
+    row = world.attempt("step-1")
+    world.spool.update_attempt(row.id, state=AttemptState.REPLACED)
+    with pytest.raises(MissingError):
+        world.vfs.unlink(world.a, root, "a")
+    world.spool.add_attempt(dataclasses.replace(row, id=0, state=AttemptState.OPEN))
+    with pytest.raises(CkptError) as caught:
+        world.vfs.unlink(world.a, root, "a")
+    assert caught.value.errno == errno.ESTALE
