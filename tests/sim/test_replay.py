@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from tests.sim.checker import Checker
@@ -34,6 +35,13 @@ def test_the_same_seed_gives_the_same_history_whatever_python_hashes() -> None:
     assert len(set(found.pop().split())) == len(SEEDS)
 
 
+def test_a_seed_whose_own_faults_are_named_is_the_same() -> None:
+    """What a failure prints names both, and faults may also be others than the seed's own."""
+    assert plan_of(7, profile=plan_of(7).profile) == plan_of(7)
+    assert run_seed(7, profile=plan_of(7).profile).digest == run_seed(7).digest
+    assert plan_of(7, profile="calm") == replace(plan_of(7), profile="calm")
+
+
 def test_seeds_differ_in_faults_machines_jobs_and_clocks() -> None:
     plans = [plan_of(seed) for seed in range(300)]
     assert len({plan.profile for plan in plans}) == 9
@@ -52,7 +60,8 @@ def test_a_failure_names_its_seed_its_command_and_every_step(monkeypatch) -> Non
     with pytest.raises(SeedFailedError) as failed:
         run_seed(7)
     assert "seed 7 (lossy): I1 a test breaks record" in str(failed.value)
-    assert "CKPTGATE_SEED=7 pytest tests/sim/test_seeds.py -k one_seed" in str(failed.value)
+    command = "CKPTGATE_SEED=7 CKPTGATE_PROFILE=lossy pytest tests/sim/test_seeds.py -k one_seed"
+    assert command in str(failed.value)
     history = "\n".join(failed.value.__notes__)
     assert "Plan(seed=7" in history
     assert "create run/.ckptgate/log/0000000000.json" in history

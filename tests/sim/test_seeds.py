@@ -1,7 +1,7 @@
 """The real engine under the deterministic scheduler: I1 to I12 after every step, seed by seed.
 
-A failing seed is run again by
-`CKPTGATE_SEED=<seed> pytest tests/sim/test_seeds.py -k one_seed`, which prints the whole history.
+A failing seed is run again by the command that it prints (`CKPTGATE_SEED=<seed>
+CKPTGATE_PROFILE=<its faults> pytest tests/sim/test_seeds.py -k one_seed`), history and all.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def test_a_seed_that_once_found_something_keeps_every_invariant(seed: int) -> No
 def test_one_seed_that_is_named_in_the_environment_keeps_every_invariant() -> None:
     """I1 to I12; on a failure the notes of the error are the whole history."""
     seed = int(os.environ.get("CKPTGATE_SEED", "1"))
-    outcome = run_seed(seed)
+    outcome = run_seed(seed, profile=os.environ.get("CKPTGATE_PROFILE", ""))
     print(outcome)
     assert outcome.pointers["latest"] == "step-99"
 
