@@ -137,7 +137,7 @@ for n in range(6):
 
 @pytest.mark.parametrize("kind", ["plain", "open", "committed"])
 def test_two_processes_remove_the_same_tree(run: Run, kind: str):
-    """`rm -rf` twice at once: no error, nothing is left."""
+    """`rm -rf` twice: nothing is left, and no error but ESTALE for the slower of a committed one."""
     name = "plain" if kind == "plain" else "step-1"
     path = run.here / name
     fill = """
@@ -160,7 +160,11 @@ import subprocess
 done = subprocess.run(["rm", "-rf", path], stderr=subprocess.PIPE, text=True)
 won.append(done.stderr)
 """
-    assert together(body, path, 2) == [[""], [""]]
+    errors = [line for said in together(body, path, 2) for line in "".join(said).splitlines()]
+    if kind == "committed":
+        # The slower has the directory open that the faster's deletion put an end to.
+        errors = [line for line in errors if not line.endswith("Stale file handle")]
+    assert errors == []
     look = "import os, sys; print(os.path.lexists(sys.argv[1]))"
     assert job(look, path, run_id="one").stdout == "False\n"
     for where in (run.here, run.there):
