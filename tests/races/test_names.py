@@ -137,7 +137,7 @@ for n in range(6):
 
 @pytest.mark.parametrize("kind", ["plain", "open", "committed"])
 def test_two_processes_remove_the_same_tree(run: Run, kind: str):
-    """`rm -rf` twice: nothing is left, and no error but ESTALE for the slower of a committed one."""
+    """Nothing is left, and no error but ESTALE for the slower one of a committed checkpoint."""
     name = "plain" if kind == "plain" else "step-1"
     path = run.here / name
     fill = """
