@@ -113,6 +113,22 @@ def test_verify_tells_what_was_changed_beside_the_stored_bytes(tmp_path: Path):
             assert word in said, said
 
 
+def test_a_run_in_the_place_of_a_checkpoint_is_called_one(tmp_path: Path):
+    with cluster(tmp_path) as c:
+        run = c.nodes[0].mnt / "run"
+        save(run / "step-1", a=b"1")
+        until("it is shown", (c.store / "run/step-1").is_dir)
+        for command in ("verify", "show"):
+            for path in (run, c.store / "run"):
+                done = cli(command, path)
+                assert done.returncode == 64
+                assert f"{path} is a run: name a checkpoint in it" in done.stderr
+                assert f"ckptgate ls {path}" in done.stderr
+            assert cli(command, run / "step-1").returncode == 0
+            assert cli(command, run / "latest").returncode == 0
+            assert cli(command, c.store / "run/step-1").returncode == 0
+
+
 def test_mv_of_a_committed_checkpoint_or_its_revision_leaves_everything_as_it_was(tmp_path: Path):
     """I8: `mv` says that it is not permitted; no copy, no second name, nothing lost."""
     with cluster(tmp_path) as c:

@@ -74,7 +74,7 @@ def locate_checkpoint(path: str) -> Place:
     mount = find_mount(where)
     if not name or (mount is not None and mount.mountpoint == where):
         msg = f"{path} is not a checkpoint" + (", it is the mount point" if mount else "")
-        raise UsageError(msg, subject=path, hint="name RUN/NAME")
+        raise UsageError(msg, subject=path, hint="name one, such as mnt/run1/step-100")
     place = locate_run(head)
     return Place(store=place.store, run=place.run, name=name, mount=place.mount)
 

@@ -41,7 +41,7 @@ def add_commands(commands: Any) -> None:
         ("unpin", False, "keep it no longer"),
     ):
         pin = commands.add_parser(word, help=text)
-        pin.add_argument("path", metavar="NAME", help="the checkpoint: RUN/NAME, in a mount")
+        pin.add_argument("path", metavar="PATH", help="in a mount, such as mnt/run1/step-100")
         pin.add_argument("--reason", default="", metavar="TEXT", help="stands in the run's log")
         add_json(pin)
         pin.set_defaults(handler=_pin, is_on=is_on)

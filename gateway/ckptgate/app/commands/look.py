@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from dataclasses import asdict
@@ -42,7 +43,7 @@ def add_commands(commands: Any) -> None:
     add_json(ls)
     ls.set_defaults(handler=_ls)
     show = commands.add_parser("show", help="what a committed checkpoint consists of")
-    show.add_argument("path", metavar="NAME", help="the checkpoint: RUN/NAME")
+    show.add_argument("path", metavar="PATH", help="the checkpoint, such as mnt/run1/step-100")
     add_json(show)
     show.set_defaults(handler=_show)
     log = commands.add_parser("log", help="a run's decisions: who, when, why")
@@ -50,7 +51,7 @@ def add_commands(commands: Any) -> None:
     add_json(log)
     log.set_defaults(handler=_log)
     verify = commands.add_parser("verify", help="read every byte and compare with the manifest")
-    verify.add_argument("path", metavar="NAME", help="the checkpoint: RUN/NAME")
+    verify.add_argument("path", metavar="PATH", help="the checkpoint, such as mnt/run1/step-100")
     add_json(verify)
     verify.set_defaults(handler=_verify)
 
@@ -184,9 +185,29 @@ def _ls(args: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
+def _locate(path: str) -> Place:
+    """The checkpoint that *path* names; a run in its place is called one."""
+    try:
+        place = locate_checkpoint(path)
+    except MissingError:
+        with contextlib.suppress(MissingError):
+            run = locate_run(path)
+            _refuse_run(path, run.store, run.run)
+        raise
+    _refuse_run(path, place.store, os.path.join(place.run, place.name))
+    return place
+
+
+def _refuse_run(path: str, store: str, run: str) -> None:
+    log = RunLog(PosixStore(store), run, clock=SystemClock(), ids=SystemIds(), member="")
+    if log.refresh().length:
+        msg = f"{path} is a run: name a checkpoint in it"
+        raise UsageError(msg, subject=path, hint=f"ckptgate ls {path}")
+
+
 def _committed(args: argparse.Namespace) -> tuple[Place, PosixStore, Manifest, str]:
     """Place, store, manifest, and when it was committed."""
-    place = locate_checkpoint(args.path)
+    place = _locate(args.path)
     store, log = _open_log(place)
     attempt = log.state.current.get(place.name)
     if attempt is None:
