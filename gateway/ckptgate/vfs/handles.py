@@ -42,13 +42,13 @@ def flush(ctx: Context, caller: Caller, fh: int) -> bool:
         return False
     is_torn = bool(caller.pid) and is_dying
     who = ctx.who_of(process)
+    if not is_torn and _is_held(ctx, row):
+        return False
     if row.pid and not is_torn and _is_plain_close(ctx, row):
         item = NotedClose(row=row, is_closed=True, is_released=False, who=who)
         if ctx.closes.note(item):
             ctx.memory.files.closed(fh)
             return True
-    if not is_torn and _is_held(ctx, row):
-        return False
     with ctx.change():
         ctx.spool.update_handle(fh, is_closed=True)
         ctx.afterwards(partial(ctx.memory.files.closed, fh))
@@ -57,11 +57,18 @@ def flush(ctx: Context, caller: Caller, fh: int) -> bool:
 
 
 def _is_held(ctx: Context, row: HandleRow) -> bool:
-    """Whether its opener has another descriptor of the file: it was duplicated, as `> FILE` does.
+    """Whether its opener goes on with a duplicate of the descriptor, as `> FILE` does.
 
-    The close of that one is the one that counts.
+    That one is made and the first one closed before the first byte: so only an empty file is asked
+    about. A file with content may have a duplicate too, of a mapping that is never written again.
     """
-    return bool(row.pid) and ctx.identify.holds(row.pid, row.ino)
+    if not row.pid:
+        return False
+    try:
+        is_empty = os.stat(ctx.spool.data_path(row.file)).st_size == 0
+    except FileNotFoundError:
+        return False
+    return is_empty and ctx.identify.holds(row.pid, row.ino)
 
 
 def _is_plain_close(ctx: Context, row: HandleRow) -> bool:
@@ -78,9 +85,6 @@ def _is_plain_close(ctx: Context, row: HandleRow) -> bool:
 def take_over(ctx: Context, item: NotedClose) -> None:
     """Change the spool as a noted close says; inside a change."""
     row = item.row
-    if item.is_closed and not item.is_released and _is_held(ctx, row):
-        ctx.memory.files.closed(row.fh, is_closed=False)
-        return
     if item.is_closed and item.is_released and _is_closed_at_once(ctx, item):
         return
     if item.is_closed:

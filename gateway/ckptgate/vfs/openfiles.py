@@ -76,12 +76,12 @@ class OpenFiles:
                 del self._by_file[row.file]
             return handle
 
-    def closed(self, fh: int, *, is_closed: bool = True) -> None:
-        """Its opener closed it, or did not after all."""
+    def closed(self, fh: int) -> None:
+        """Its opener closed it."""
         with self._lock:
             handle = self._handles.get(fh)
             if handle is not None:
-                handle.row = dataclasses.replace(handle.row, is_closed=is_closed)
+                handle.row = dataclasses.replace(handle.row, is_closed=True)
 
     def count(self, ino: int) -> int:
         """How many handles of this node are open."""
