@@ -34,7 +34,10 @@ def _what(name: str) -> str:
 
 def _clear() -> None:
     for name in os.listdir("."):
-        shutil.rmtree(name) if os.path.isdir(name) and not os.path.islink(name) else os.unlink(name)
+        if os.path.isdir(name) and not os.path.islink(name):
+            shutil.rmtree(name, ignore_errors=True)
+        else:
+            os.unlink(name)
 
 
 def _matrix(flags: int) -> Observation:

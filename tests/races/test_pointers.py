@@ -161,7 +161,8 @@ def test_a_text_pointer_is_replaced_while_all_poll_it(run: Run, method: str, cou
 
 
 @pytest.mark.parametrize("count", [SOME, pytest.param(MANY, marks=pytest.mark.full)])
-@pytest.mark.parametrize("kind", ["link_plain", "text_plain"])
+# A link that both nodes poll may be seen torn for a moment on the other one: only in the long run.
+@pytest.mark.parametrize("kind", [pytest.param("link_plain", marks=pytest.mark.full), "text_plain"])
 def test_a_plain_name_is_renamed_over_while_all_poll_it(run: Run, kind: str, count: int):
     for number in range(STEPS):
         (run.here / f"file-{number}").write_text("1")

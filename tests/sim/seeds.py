@@ -17,7 +17,7 @@ from tests.sim.simulation import run_seed
 
 __all__ = ["COUNT", "REGRESSIONS", "fresh_seeds", "run_all"]
 
-COUNT: Final = int(os.environ.get("CKPTGATE_SEEDS", "500"))
+COUNT: Final = int(os.environ.get("CKPTGATE_SEEDS", "250"))
 """New seeds of one test in the default run; two tests take so many each."""
 _OF_A_DAY: Final = 1_000_000
 
