@@ -137,6 +137,7 @@ def reader(store: Store, tmp: Path, name: str) -> Callable[[str], None]:
         events=node.events,
     )
     row = catalog.materialise(RUN, node.directory(), name)
+    catalog.fill(row.id)
     files = {path: file for path, _, file in node.raw.files_of_attempt(row.id)}
 
     def read(path: str) -> None:
