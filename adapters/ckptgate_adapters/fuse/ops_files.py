@@ -211,7 +211,7 @@ def readdirplus(context: Context, request: Request) -> Reply:
             out += wire.NO_ENTRY
         else:
             out += wire.entry_out(item.entry)
-            counted.append(item.entry.attr.ino)
+            counted.append(item.entry.number or item.entry.attr.ino)
         out += record
     context.fs.looked_up(counted)
     return Reply((out,), undo=lambda: context.fs.forget([(ino, 1) for ino in counted]))

@@ -263,7 +263,8 @@ def entry_out(entry: Entry) -> bytes:
     attr = entry.attr
     name_s, name_ns = _timeout(entry.timeout_s)
     attr_s, attr_ns = _timeout(attr.timeout_s)
-    return ENTRY_OUT.pack(attr.ino, 0, name_s, attr_s, name_ns, attr_ns, *_attr(attr))
+    number = entry.number or attr.ino
+    return ENTRY_OUT.pack(number, 0, name_s, attr_s, name_ns, attr_ns, *_attr(attr))
 
 
 NO_ENTRY: Final = bytes(ENTRY.size + ATTR.size)

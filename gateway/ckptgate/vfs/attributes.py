@@ -66,8 +66,20 @@ def attr_of(ctx: Context, node: NodeRow) -> Attr:
         atime_ns=mtime,
         mtime_ns=mtime,
         ctime_ns=ctime,
-        timeout_s=ctx.settings.attr_timeout_s,
+        timeout_s=_timeout(ctx, node),
     )
+
+
+def _timeout(ctx: Context, node: NodeRow) -> float:
+    """How long the kernel may keep the attributes.
+
+    It knows a directory of a revision by several numbers, and of a change by one of them.
+    """
+    if node.kind is NodeKind.DIR and node.attempt is not None:
+        row = ctx.spool.attempt(node.attempt)
+        if row is not None and row.base is not None and not is_decided(ctx, node):
+            return 0.0
+    return ctx.settings.attr_timeout_s
 
 
 def _is_as_digested(file: FileRow, found: os.stat_result) -> bool:
@@ -93,9 +105,9 @@ def _links(ctx: Context, node: NodeRow) -> int:
     return 1 if any(row.ino == node.ino for row in ctx.spool.pending()) else 0
 
 
-def entry_of(ctx: Context, node: NodeRow, timeout_s: float) -> Entry:
+def entry_of(ctx: Context, node: NodeRow, timeout_s: float, *, number: int = 0) -> Entry:
     """The answer to a look-up that found *node*; counts it as known to the kernel."""
-    return _counted(ctx, attr_of(ctx, node), timeout_s)
+    return _counted(ctx, attr_of(ctx, node), timeout_s, number)
 
 
 def entry_of_new(ctx: Context, node: NodeRow, found: os.stat_result, timeout_s: float) -> Entry:
@@ -117,8 +129,8 @@ def entry_of_new(ctx: Context, node: NodeRow, found: os.stat_result, timeout_s: 
     return _counted(ctx, attr, timeout_s)
 
 
-def _counted(ctx: Context, attr: Attr, timeout_s: float) -> Entry:
+def _counted(ctx: Context, attr: Attr, timeout_s: float, number: int = 0) -> Entry:
     with ctx.lock:
         lookups = ctx.memory.lookups
         lookups[attr.ino] = lookups.get(attr.ino, 0) + 1
-    return Entry(attr, timeout_s)
+    return Entry(attr, timeout_s, number)

@@ -72,6 +72,7 @@ class OpenDir:
     Attributes:
         fh: handle.
         ino: the directory that was opened.
+        is_own_way: the kernel knows it by that number (see `standins`).
         node: what that is for the caller.
         names: what it held, in the order of their positions; None before the first read.
         version: of the spool, before that was read.
@@ -79,6 +80,7 @@ class OpenDir:
 
     fh: int
     ino: int
+    is_own_way: bool = False
     node: NodeRow | None = None
     names: list[Named] | None = None
     version: object = None
@@ -121,7 +123,11 @@ class Memory:
     moving: OrderedDict[tuple[int, str], set[int]] = field(
         default_factory=OrderedDict[tuple[int, str], set[int]]
     )
-    """(directory, name) that the kernel may not keep -> pids about to change it; see `lookup`."""
+    """(directory, name) that the kernel may not keep -> pids about to change it."""
+    replaced: OrderedDict[tuple[int, int], float] = field(
+        default_factory=OrderedDict[tuple[int, int], float]
+    )
+    """(pid, node) -> when it was told to look again; both: see `looking_again`."""
     is_spool_full: bool = False
     """As `vfs.room` last saw it."""
     synced: set[int] = field(default_factory=set[int])

@@ -28,7 +28,9 @@ from ckptgate.vfs.attributes import entry_of
 from ckptgate.vfs.context import Context, Who
 from ckptgate.vfs.interface import Caller, Entry
 from ckptgate.vfs.liveness import record_writer
-from ckptgate.vfs.lookup import have_asked_again, remove_name
+from ckptgate.vfs.looking_again import have_asked_again
+from ckptgate.vfs.lookup import remove_name
+from ckptgate.vfs.standins import below, node_of
 from ckptgate.vfs.visibility import Found, What
 
 __all__ = ["abandon", "is_empty_attempt", "mkdir", "not_empty", "queue_name_op", "rmdir"]
@@ -36,13 +38,20 @@ __all__ = ["abandon", "is_empty_attempt", "mkdir", "not_empty", "queue_name_op",
 _log = logging.getLogger(__name__)
 
 
-def mkdir(ctx: Context, caller: Caller, parent_ino: int, name: str, mode: int) -> Entry:
+def mkdir(ctx: Context, caller: Caller, number: int, name: str, mode: int) -> Entry:
     """Make a directory; a name that is a checkpoint's starts an attempt.
+
+    Args:
+        ctx: the vfs.
+        caller: who makes it.
+        number: by which the kernel knows the directory that it is made in.
+        name: its name.
+        mode: its permissions.
 
     Raises:
         ExistsError: the name means something to this caller already.
     """
-    directory = visibility.directory(ctx, caller, parent_ino)
+    directory = visibility.directory(ctx, caller, node_of(number))
     who = ctx.who(caller)
     found = None if name == GATEWAY_DIR else visibility.resolve(ctx, caller, directory, name)
     if found is not None:
@@ -52,7 +61,7 @@ def mkdir(ctx: Context, caller: Caller, parent_ino: int, name: str, mode: int) -
         raise ExistsError(msg, subject=name)
     is_attempt = names.is_checkpoint(ctx, directory, name)
     names.check_new_name(ctx, directory, name, is_attempt=is_attempt)
-    parent = revisions.writable(ctx, caller, directory)
+    parent = revisions.writable_directory(ctx, caller, directory)
     with ctx.change():
         node = files.new_node(ctx, caller, parent, NodeKind.DIR, mode)
         times.names_changed(ctx, parent)
@@ -68,8 +77,9 @@ def mkdir(ctx: Context, caller: Caller, parent_ino: int, name: str, mode: int) -
             path = names.path_in_attempt(ctx, node.ino)
             queue_name_op(ctx, parent.attempt, NameOpKind.MKDIR, path, mode=node.mode)
             revisions.touch(ctx, who, parent)
-        timeout = ctx.settings.entry_timeout_s if parent.ino == parent_ino else 0.0
-        return entry_of(ctx, ctx.node(node.ino), timeout)
+        timeout = visibility.name_timeout(ctx, number, parent)
+        node = ctx.node(node.ino)
+        return entry_of(ctx, node, timeout, number=below(number, parent, node))
 
 
 def _note_writer(ctx: Context, who: Who, found: Found) -> None:
@@ -162,12 +172,12 @@ def _remove_root(ctx: Context, caller: Caller, parent: NodeRow, name: str, row: 
         revisions.writable(ctx, caller, ctx.node(row.root))
         row = ctx.spool.attempt(row.id) or row
     visibility.filled(ctx, caller, row)
-    if not is_empty_attempt(ctx, row):
-        raise not_empty(name)
+    _check_empty(ctx, row)
     if row.base is not None:
         have_asked_again(ctx, caller, parent.ino, name)
     who = ctx.who(caller)
     with ctx.change():
+        _check_empty(ctx, row)
         times.names_changed(ctx, parent)
         committed = row
         if row.state is not AttemptState.COMMITTED:
@@ -192,24 +202,37 @@ def _remove_root(ctx: Context, caller: Caller, parent: NodeRow, name: str, row: 
     _log.info("checkpoint-deleted run=%r name=%r by=%s", committed.run, name, who.key)
 
 
+def _check_empty(ctx: Context, row: AttemptRow) -> None:
+    if not is_empty_attempt(ctx, row):
+        raise not_empty(row.name)
+
+
 def _remove_inner(
     ctx: Context, caller: Caller, parent_ino: int, parent: NodeRow, name: str
 ) -> None:
     parent = revisions.writable(ctx, caller, parent)
-    child = ctx.spool.child(parent.ino, name)
-    if child is None or parent.attempt is None:
-        msg = f"nothing is named {name!r} here"
-        raise MissingError(msg, subject=name)
-    if ctx.spool.count_children(child.ino)[0]:
-        raise not_empty(name)
+    _empty_child(ctx, parent, name)
     if parent.ino != parent_ino:
         have_asked_again(ctx, caller, parent_ino, name)
     with ctx.change():
+        # The kernel keeps others out only where they come by the same way.
+        child = _empty_child(ctx, parent, name)
         path = names.path_in_attempt(ctx, child.ino)
+        assert parent.attempt is not None
         queue_name_op(ctx, parent.attempt, NameOpKind.RMDIR, path)
         remove_name(ctx, parent, name, child)
         times.names_changed(ctx, parent)
         revisions.touch(ctx, ctx.who(caller), parent)
+
+
+def _empty_child(ctx: Context, parent: NodeRow, name: str) -> NodeRow:
+    child = ctx.spool.child(parent.ino, name)
+    if child is None or child.kind is not NodeKind.DIR:
+        msg = f"no directory is named {name!r} here"
+        raise MissingError(msg, subject=name)
+    if ctx.spool.count_children(child.ino)[0]:
+        raise not_empty(name)
+    return child
 
 
 def _remove_plain(ctx: Context, caller: Caller, parent: NodeRow, name: str, node: NodeRow) -> None:

@@ -82,10 +82,12 @@ def create(
         return entry_of(ctx, found.node, found.timeout_s), opened
     names.check_new_name(ctx, directory, name)
     check_room(ctx)
-    parent = revisions.writable(ctx, caller, directory)
+    parent = revisions.writable_directory(ctx, caller, directory)
     kind = None if parent.attempt is not None else pending_kind(ctx, parent, name)
     who = ctx.who(caller)
     with ctx.change():
+        if kind is None:
+            _check_free(ctx, parent, name, flags)
         revisions.touch(ctx, who, parent)
         node = _described(ctx, caller, parent, NodeKind.FILE, mode, name=name)
         file = ctx.spool.next_file() if kind is None else ctx.spool.add_file().file
@@ -102,9 +104,22 @@ def create(
         except BaseException:
             os.close(fd)
             raise
-    is_redirected = parent.ino != parent_ino
-    timeout = ctx.settings.entry_timeout_s if kind is None and not is_redirected else 0.0
+    timeout = visibility.name_timeout(ctx, parent_ino, parent) if kind is None else 0.0
     return entry_of_new(ctx, node, os.fstat(fd), timeout), opened
+
+
+def _check_free(ctx: Context, parent: NodeRow, name: str, flags: int) -> None:
+    """Nobody else made the name meanwhile, whom the kernel doesn't keep out; inside a change.
+
+    Raises:
+        CkptError: EEXIST if it must be new; else ESTALE: look it up, and open what is there.
+    """
+    if ctx.spool.child(parent.ino, name) is None:
+        return
+    if flags & os.O_EXCL:
+        msg = f"{name!r} is there already"
+        raise ExistsError(msg, subject=name)
+    raise stale(name, "was made by another process meanwhile")
 
 
 def _place_visible(

@@ -55,10 +55,17 @@ class Attr:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A name's answer: `timeout_s` is how long the kernel may keep the name (0: ask each time)."""
+    """A name's answer.
+
+    Attributes:
+        attr: of the node.
+        timeout_s: how long the kernel may keep the name (0: ask each time).
+        number: by which the kernel is to know the node; 0: `attr.ino` (see `vfs.standins`).
+    """
 
     attr: Attr
     timeout_s: float
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from ckptgate.vfs import names, plain, pointers, visibility, waits
 from ckptgate.vfs.attributes import attr_of
 from ckptgate.vfs.context import Context, Named, OpenDir
 from ckptgate.vfs.interface import Caller, DirEntry, Entry
+from ckptgate.vfs.standins import node_of
 
 _log = logging.getLogger(__name__)
 _DIR_BIT = 1 << 62
@@ -32,14 +33,17 @@ _FIRST = 3
 __all__ = ["opendir", "readdir", "releasedir", "snapshot"]
 
 
-def opendir(ctx: Context, caller: Caller, ino: int) -> int:
-    """Open a directory; what it holds is looked at by the first `readdir`."""
-    node = visibility.directory(ctx, caller, ino)
+def opendir(ctx: Context, caller: Caller, number: int) -> int:
+    """Open the directory that the kernel knows by *number*.
+
+    What it holds is looked at by the first `readdir`.
+    """
+    node = visibility.directory(ctx, caller, node_of(number))
     with ctx.lock:
         # The number tells the node, so that a successor of this process can go on with it.
         ctx.memory.dirs_count += 1
         fh = _DIR_BIT | node.ino << _COUNT_BITS | ctx.memory.dirs_count & _COUNT_MASK
-        ctx.memory.dirs[fh] = OpenDir(fh=fh, ino=node.ino)
+        ctx.memory.dirs[fh] = OpenDir(fh=fh, ino=node.ino, is_own_way=node.ino == number)
     return fh
 
 
@@ -114,6 +118,8 @@ def _entry(ctx: Context, opened: OpenDir, parent: NodeRow, item: Named) -> Entry
     The snapshot may be older: from its entry the kernel would go on to a node whose name has gone.
     """
     if item.timeout_s <= 0 or (parent.ino, item.name) in ctx.memory.moving:
+        return None
+    if not opened.is_own_way or parent.ino != opened.ino:
         return None
     node, timeout = item.node, item.timeout_s
     if ctx.spool.version() != opened.version:

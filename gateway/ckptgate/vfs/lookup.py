@@ -8,28 +8,25 @@ from ckptgate.errors import MissingError
 from ckptgate.ports.spool import NodeRow
 from ckptgate.vfs import names, visibility
 from ckptgate.vfs.attributes import entry_of
-from ckptgate.vfs.context import TAKEOVER, Context, RenewedError
+from ckptgate.vfs.context import Context
 from ckptgate.vfs.interface import Caller, Entry
+from ckptgate.vfs.standins import below, node_of
 from ckptgate.vfs.unused import drop_if_unused
 
-__all__ = ["forget", "have_asked_again", "looked_up", "lookup", "remove_name"]
-
-_TAKEOVER_S = 5.0
-_MOVING_MAX = 1024
-"""A call whose process died in between leaves its mark; bounds how many stay."""
+__all__ = ["forget", "looked_up", "lookup", "remove_name"]
 
 
-def lookup(ctx: Context, caller: Caller, parent_ino: int, name: str) -> Entry:
-    """The answer for a name.
+def lookup(ctx: Context, caller: Caller, number: int, name: str) -> Entry:
+    """The answer for a name in the directory that the kernel knows by *number*.
 
     Raises:
         MissingError: it means nothing to this caller.
     """
-    if _is_outside(ctx, parent_ino):
-        entry = ctx.steadily(lambda: _lookup(ctx, caller, parent_ino, name))
+    if _is_outside(ctx, node_of(number)):
+        entry = ctx.steadily(lambda: _lookup(ctx, caller, number, name))
         assert entry is not None
         return entry
-    return _lookup(ctx, caller, parent_ino, name)
+    return _lookup(ctx, caller, number, name)
 
 
 def _is_outside(ctx: Context, ino: int) -> bool:
@@ -38,8 +35,8 @@ def _is_outside(ctx: Context, ino: int) -> bool:
     return node is not None and node.attempt is None
 
 
-def _lookup(ctx: Context, caller: Caller, parent_ino: int, name: str) -> Entry:
-    parent_node = ctx.node(parent_ino)
+def _lookup(ctx: Context, caller: Caller, number: int, name: str) -> Entry:
+    parent_ino = node_of(number)
     parent = visibility.directory(ctx, caller, parent_ino)
     if name == ".":
         return entry_of(ctx, parent, 0.0)
@@ -48,37 +45,9 @@ def _lookup(ctx: Context, caller: Caller, parent_ino: int, name: str) -> Entry:
     if found is None:
         msg = f"nothing is named {name!r} here"
         raise MissingError(msg, subject=name)
-    may_keep = parent.ino == parent_node.ino and (parent_ino, name) not in ctx.memory.moving
-    return entry_of(ctx, found.node, found.timeout_s if may_keep else 0.0)
-
-
-def have_asked_again(ctx: Context, caller: Caller, parent_ino: int, name: str) -> None:
-    """Have the kernel look a name up again, which now may not be kept, before it is changed.
-
-    With a rename the kernel takes along how long an entry may be kept: others would find what this
-    job only holds for itself under the new name until that time is over. And a directory that is
-    removed is dead for everybody: that must be the revision's, not the committed one which the
-    kernel may still have there.
-
-    Raises:
-        RenewedError: ESTALE, the first time: the kernel looks up and comes again.
-    """
-    if not ctx.is_due(TAKEOVER, _TAKEOVER_S):
-        # A predecessor may have said so already; a second time would be the caller's error.
-        return
-    key = (parent_ino, name)
-    with ctx.lock:
-        pids = ctx.memory.moving.setdefault(key, set())
-        if caller.pid in pids:
-            pids.discard(caller.pid)
-            if not pids:
-                del ctx.memory.moving[key]
-            return
-        pids.add(caller.pid)
-        if len(ctx.memory.moving) > _MOVING_MAX:
-            ctx.memory.moving.popitem(last=False)
-    msg = f"{name!r} is looked up once more before it is changed"
-    raise RenewedError(msg, subject=name)
+    may_keep = parent.ino == number and (parent_ino, name) not in ctx.memory.moving
+    timeout = found.timeout_s if may_keep else 0.0
+    return entry_of(ctx, found.node, timeout, number=below(number, parent, found.node))
 
 
 def looked_up(ctx: Context, nodes: Sequence[int]) -> None:

@@ -49,11 +49,12 @@ def unlink(ctx: Context, caller: Caller, parent_ino: int, name: str) -> None:
 def _unlink_inner(ctx: Context, caller: Caller, parent: NodeRow, name: str) -> None:
     given = parent
     parent = revisions.writable(ctx, caller, parent)
-    child = ctx.spool.child(parent.ino, name)
-    if child is None:
-        msg = f"nothing is named {name!r} here"
-        raise MissingError(msg, subject=name)
     with ctx.change():
+        # Looked for in here: the kernel keeps others out only where they come by the same way.
+        child = ctx.spool.child(parent.ino, name)
+        if child is None or child.kind is NodeKind.DIR:
+            msg = f"no file is named {name!r} here"
+            raise MissingError(msg, subject=name)
         remove_name(ctx, parent, name, child)
         times.names_changed(ctx, parent)
         revisions.touch(ctx, ctx.who(caller), parent)
@@ -88,7 +89,7 @@ def symlink(ctx: Context, caller: Caller, parent_ino: int, name: str, target: st
         raise ExistsError(msg, subject=name)
     names.check_new_name(ctx, directory, name)
     _check_target(name, target)
-    parent = revisions.writable(ctx, caller, directory)
+    parent = revisions.writable_directory(ctx, caller, directory)
     who = ctx.who(caller)
     if parent.attempt is not None:
         path = "/".join(filter(None, (names.path_in_attempt(ctx, parent.ino), name)))
@@ -99,11 +100,10 @@ def symlink(ctx: Context, caller: Caller, parent_ino: int, name: str, target: st
         if parent.attempt is not None:
             ctx.spool.link(parent.ino, name, node.ino)
             revisions.touch(ctx, who, parent)
-            timeout = ctx.settings.entry_timeout_s
+            timeout = visibility.name_timeout(ctx, parent_ino, parent)
         else:
             timeout = place_symlink(ctx, caller, parent, name, node)
-    is_redirected = parent.ino != parent_ino
-    return entry_of(ctx, ctx.node(node.ino), 0.0 if is_redirected else timeout)
+    return entry_of(ctx, ctx.node(node.ino), timeout)
 
 
 def _check_target(name: str, target: str) -> None:

@@ -21,7 +21,8 @@ from ckptgate.vfs.context import Context
 from ckptgate.vfs.exchange import exchange
 from ckptgate.vfs.interface import Caller
 from ckptgate.vfs.liveness import record_writer
-from ckptgate.vfs.lookup import have_asked_again, remove_name
+from ckptgate.vfs.looking_again import have_asked_again
+from ckptgate.vfs.lookup import remove_name
 from ckptgate.vfs.mutate import place_symlink
 from ckptgate.vfs.visibility import Found, What
 from ckptgate.vfs.writing import take_bytes_along
@@ -116,18 +117,22 @@ def _check_kinds(ctx: Context, move: _Move) -> None:
     """The errors of rename(2) for what is in the way."""
     if move.target is None:
         return
-    is_dir = move.found.node.kind is NodeKind.DIR
-    is_target_dir = move.target.node.kind is NodeKind.DIR
-    if is_dir and not is_target_dir:
-        msg = f"{move.new_name!r} is not a directory"
-        raise CkptError(msg, subject=move.new_name, errno_value=errno.ENOTDIR)
-    if is_target_dir and not is_dir:
-        msg = f"{move.new_name!r} is a directory"
-        raise CkptError(msg, subject=move.new_name, errno_value=errno.EISDIR)
-    if is_target_dir and (
-        move.target.attempt is not None or ctx.spool.count_children(move.target.node.ino)[0]
-    ):
+    _check_in_the_way(ctx, move.found.node, move.target.node, move.new_name)
+    if move.target.attempt is not None:
         raise directories.not_empty(move.new_name)
+
+
+def _check_in_the_way(ctx: Context, node: NodeRow, target: NodeRow, new_name: str) -> None:
+    is_dir = node.kind is NodeKind.DIR
+    is_target_dir = target.kind is NodeKind.DIR
+    if is_dir and not is_target_dir:
+        msg = f"{new_name!r} is not a directory"
+        raise CkptError(msg, subject=new_name, errno_value=errno.ENOTDIR)
+    if is_target_dir and not is_dir:
+        msg = f"{new_name!r} is a directory"
+        raise CkptError(msg, subject=new_name, errno_value=errno.EISDIR)
+    if is_target_dir and ctx.spool.count_children(target.ino)[0]:
+        raise directories.not_empty(new_name)
 
 
 def _rename_root(ctx: Context, caller: Caller, move: _Move) -> None:
@@ -191,19 +196,23 @@ def _rename_node(ctx: Context, caller: Caller, move: _Move) -> None:
     if is_new_inner and not is_inner:
         _check_local(move)
     parent = revisions.writable(ctx, caller, move.parent)
-    new_parent = revisions.writable(ctx, caller, move.new_parent)
+    new_parent = revisions.writable_directory(ctx, caller, move.new_parent)
     if is_inner:
         # A revision may just have begun: its copies are meant then.
-        child = ctx.spool.child(parent.ino, move.name)
-        if child is None:
-            msg = f"nothing is named {move.name!r} here"
-            raise MissingError(msg, subject=move.name)
-        node = child
+        node = _child(ctx, parent, move.name)
     _check_below(ctx, node, new_parent)
     if is_inner and is_new_inner and move.parent.attempt == move.new_parent.attempt:
         _rename_inner(ctx, caller, parent, move.name, node, new_parent, move.new_name)
     else:
         _rename_file(ctx, caller, move, parent, node, new_parent)
+
+
+def _child(ctx: Context, parent: NodeRow, name: str) -> NodeRow:
+    child = ctx.spool.child(parent.ino, name)
+    if child is None:
+        msg = f"nothing is named {name!r} here"
+        raise MissingError(msg, subject=name)
+    return child
 
 
 def _check_below(ctx: Context, node: NodeRow, new_parent: NodeRow) -> None:
@@ -246,8 +255,11 @@ def _rename_inner(
     elif node.kind is NodeKind.DIR:
         names.check_symlinks_below(ctx, node, new)
     with ctx.change():
+        # The kernel keeps others out only where they come by the same way.
+        _check_is(ctx, parent, name, node)
         target = ctx.spool.child(new_parent.ino, new_name)
         if target is not None:
+            _check_in_the_way(ctx, node, target, new_name)
             remove_name(ctx, new_parent, new_name, target)
         ctx.spool.unlink(parent.ino, name)
         ctx.spool.link(new_parent.ino, new_name, node.ino)
@@ -258,6 +270,12 @@ def _rename_inner(
         revisions.touch(ctx, ctx.who(caller), node)
         if node.kind is NodeKind.FILE:
             events.after_rename(ctx, node, old)
+
+
+def _check_is(ctx: Context, parent: NodeRow, name: str, node: NodeRow) -> None:
+    if _child(ctx, parent, name).ino != node.ino:
+        msg = f"{name!r} is something else by now"
+        raise MissingError(msg, subject=name)
 
 
 def _rename_file(
@@ -275,6 +293,7 @@ def _rename_file(
         if parent.attempt is not None or new_parent.attempt is not None:
             take_bytes_along(ctx, node)
         if parent.attempt is not None:
+            _check_is(ctx, parent, move.name, node)
             ctx.spool.unlink(parent.ino, move.name)
             revisions.touch(ctx, ctx.who(caller), parent)
         else:

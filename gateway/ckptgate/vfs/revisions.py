@@ -18,6 +18,8 @@ from ckptgate.vfs import visibility, waits
 from ckptgate.vfs.context import Context, Who, stale
 from ckptgate.vfs.interface import Caller
 from ckptgate.vfs.liveness import record_writer
+from ckptgate.vfs.looking_again import replaced
+from ckptgate.vfs.unused import is_nameless
 
 __all__ = ["name_is_kept", "revise", "touch", "writable", "writable_directory"]
 
@@ -49,23 +51,21 @@ def writable(ctx: Context, caller: Caller, node: NodeRow) -> NodeRow:
             msg = f"checkpoint {row.name!r} was given up: {row.reason}"
             raise MissingError(msg, subject=row.name)
         if row.state is not AttemptState.COMMITTED:
-            raise _outlived(ctx, row)
+            raise _outlived(ctx, caller, node, row)
         visibility.filled(ctx, caller, row)
         who = ctx.who(caller)
         if visibility.revision_of(ctx, who, row) is None:
-            if visibility.is_deleted(ctx, who, row):
-                # As in a removed directory that somebody still has open.
-                msg = f"checkpoint {row.name!r} was removed"
-                raise MissingError(msg, subject=row.name)
+            # Raises ENOENT if the incarnation removed the checkpoint.
+            visibility.redirect(ctx, caller, node)
             revise(ctx, who, row)
-        copy = visibility.redirect(ctx, who, node)
+        copy = visibility.redirect(ctx, caller, node)
         if copy.ino == node.ino:
             continue
         node = copy
     return node
 
 
-def _outlived(ctx: Context, row: AttemptRow) -> CkptError:
+def _outlived(ctx: Context, caller: Caller, node: NodeRow, row: AttemptRow) -> CkptError:
     """The error for a change in a tree that is no longer what its name means.
 
     Where the name means something else the kernel has to look it up again; where it means nothing
@@ -73,7 +73,7 @@ def _outlived(ctx: Context, row: AttemptRow) -> CkptError:
     """
     later = (*visibility.UNDECIDED, AttemptState.COMMITTED)
     if ctx.spool.attempts(run_ino=row.run_ino, name=row.name, states=later):
-        return stale(row.name, f"its attempt is {row.state}")
+        return replaced(ctx, caller, node.ino, row.name, f"its attempt is {row.state}")
     return MissingError(f"checkpoint {row.name!r} was removed", subject=row.name)
 
 
@@ -87,9 +87,24 @@ def _check_undecided(ctx: Context, attempt: int) -> None:
         raise stale("" if row is None else row.name, "it is being decided or was given up")
 
 
-def writable_directory(ctx: Context, caller: Caller, ino: int) -> NodeRow:
-    """The directory in which this caller makes or removes names when it says *ino*."""
-    return writable(ctx, caller, visibility.directory(ctx, caller, ino))
+def writable_directory(ctx: Context, caller: Caller, node: NodeRow) -> NodeRow:
+    """`writable` for a directory in which a name is to be made.
+
+    Raises:
+        MissingError: ENOENT, the directory was removed: the kernel sees to that only where it was
+            removed by the same way (see `standins`).
+    """
+    parent = writable(ctx, caller, node)
+    if parent.attempt is not None:
+        _check_named(ctx, parent.ino)
+        ctx.expect(lambda: _check_named(ctx, parent.ino))
+    return parent
+
+
+def _check_named(ctx: Context, ino: int) -> None:
+    if is_nameless(ctx, ino):
+        msg = f"directory {ino} was removed"
+        raise MissingError(msg, subject=f"node {ino}")
 
 
 def touch(ctx: Context, who: Who, node: NodeRow) -> None:

@@ -65,7 +65,7 @@ def setxattr(
     node = ctx.node(ino)
     if node.attempt is None:
         raise _refused(name, errno.ENOTSUP)
-    node = visibility.redirect(ctx, ctx.who(caller), node)
+    node = visibility.redirect(ctx, caller, node)
     assert node.attempt is not None
     with ctx.change():
         events.commit_explicitly(ctx, node.attempt, rank, world_size, is_all=is_all)

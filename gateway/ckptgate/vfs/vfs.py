@@ -49,6 +49,7 @@ from ckptgate.vfs.interface import (
 from ckptgate.vfs.liveness import sweep_dead_handles
 from ckptgate.vfs.releases import Releases
 from ckptgate.vfs.settings import VfsSettings
+from ckptgate.vfs.standins import node_of
 
 __all__ = ["Vfs"]
 
@@ -158,11 +159,11 @@ class Vfs:
 
     def settle(self, caller: Caller, ino: int, *, is_close: bool = False) -> None:
         """Wait until other nodes can know of a mutation of this node."""
-        waits.settle(self._ctx, caller, ino, is_close=is_close)
+        waits.settle(self._ctx, caller, node_of(ino), is_close=is_close)
 
     def must_settle(self, ino: int, *, is_close: bool = False) -> bool:
         """Whether `settle` would wait."""
-        return waits.must_settle(self._ctx, ino, is_close=is_close)
+        return waits.must_settle(self._ctx, node_of(ino), is_close=is_close)
 
     def lookup(self, caller: Caller, parent: int, name: str) -> Entry:
         """What a name means to the caller."""
@@ -174,12 +175,12 @@ class Vfs:
 
     def forget(self, nodes: Sequence[tuple[int, int]]) -> None:
         """The kernel dropped look-ups."""
-        lookup.forget(self._ctx, nodes)
+        lookup.forget(self._ctx, [(node_of(ino), count) for ino, count in nodes])
 
     def getattr(self, caller: Caller, ino: int, fh: int | None) -> Attr:
         """stat(2)."""
         del fh
-        node = self._ctx.node(ino)
+        node = self._ctx.node(node_of(ino))
         if node.attempt is None:
             node = plain.grown(self._ctx, caller, node)
         return attributes.attr_of(self._ctx, node)
@@ -187,7 +188,7 @@ class Vfs:
     def setattr(self, caller: Caller, ino: int, changes: SetAttr, fh: int | None) -> Attr:
         """chmod, chown, truncate, utimens."""
         with self._ctx.atomic():
-            return mutate.setattr_of(self._ctx, caller, ino, changes, fh)
+            return mutate.setattr_of(self._ctx, caller, node_of(ino), changes, fh)
 
     def readlink(self, caller: Caller, ino: int) -> str:
         """A symlink's target."""
@@ -201,7 +202,7 @@ class Vfs:
     def symlink(self, caller: Caller, parent: int, name: str, target: str) -> Entry:
         """Make a symlink."""
         with self._ctx.atomic():
-            return mutate.symlink(self._ctx, caller, parent, name, target)
+            return mutate.symlink(self._ctx, caller, node_of(parent), name, target)
 
     def mkdir(self, caller: Caller, parent: int, name: str, mode: int) -> Entry:
         """Make a directory."""
@@ -211,26 +212,27 @@ class Vfs:
     def unlink(self, caller: Caller, parent: int, name: str) -> None:
         """Remove a file or symlink."""
         with self._ctx.atomic():
-            mutate.unlink(self._ctx, caller, parent, name)
+            mutate.unlink(self._ctx, caller, node_of(parent), name)
 
     def rmdir(self, caller: Caller, parent: int, name: str) -> None:
         """Remove an empty directory."""
         with self._ctx.atomic():
-            directories.rmdir(self._ctx, caller, parent, name)
+            directories.rmdir(self._ctx, caller, node_of(parent), name)
 
     def rename(
         self, caller: Caller, parent: int, name: str, new_parent: int, new_name: str, flags: int
     ) -> None:
         """Rename."""
         with self._ctx.atomic():
-            renames.rename(self._ctx, caller, parent, name, new_parent, new_name, flags)
+            places = node_of(parent), name, node_of(new_parent), new_name
+            renames.rename(self._ctx, caller, *places, flags)
 
     def create(
         self, caller: Caller, parent: int, name: str, flags: int, mode: int
     ) -> tuple[Entry, Opened]:
         """Make and open a file."""
         with self._ctx.atomic():
-            return files.create(self._ctx, caller, parent, name, flags, mode)
+            return files.create(self._ctx, caller, node_of(parent), name, flags, mode)
 
     def open(self, caller: Caller, ino: int, flags: int) -> Opened:
         """Open a file."""
@@ -300,23 +302,23 @@ class Vfs:
     def getxattr(self, caller: Caller, ino: int, name: str) -> bytes:
         """An extended attribute."""
         del caller
-        return triggers.getxattr(self._ctx, ino, name)
+        return triggers.getxattr(self._ctx, node_of(ino), name)
 
     def setxattr(self, caller: Caller, ino: int, name: str, value: bytes, flags: int) -> None:
         """Commit explicitly, or keep a user's own attribute."""
         with self._ctx.atomic():
-            triggers.setxattr(self._ctx, caller, ino, name, value, flags)
+            triggers.setxattr(self._ctx, caller, node_of(ino), name, value, flags)
 
     def listxattr(self, caller: Caller, ino: int) -> Sequence[str]:
         """Names of the users' own extended attributes."""
         del caller
-        return triggers.listxattr(self._ctx, ino)
+        return triggers.listxattr(self._ctx, node_of(ino))
 
     def removexattr(self, caller: Caller, ino: int, name: str) -> None:
         """Drop a user's own attribute."""
         del caller
         with self._ctx.atomic():
-            triggers.removexattr(self._ctx, ino, name)
+            triggers.removexattr(self._ctx, node_of(ino), name)
 
     def commit_explicit(
         self, run: str, name: str, rank: int | None, world_size: int | None, *, is_all: bool = False

@@ -19,9 +19,10 @@ from ckptgate.model.states import AttemptState
 from ckptgate.ports.catalog import RunView
 from ckptgate.ports.spool import AttemptRow, NodeKind, NodeRow, PendingRow
 from ckptgate.vfs import names, plain, pointers, waits
-from ckptgate.vfs.context import Context, Who, stale
+from ckptgate.vfs.context import Context, Who
 from ckptgate.vfs.interface import Caller
 from ckptgate.vfs.liveness import is_hidden
+from ckptgate.vfs.looking_again import replaced
 
 __all__ = [
     "UNDECIDED",
@@ -33,6 +34,7 @@ __all__ = [
     "filled",
     "inner_timeout",
     "is_deleted",
+    "name_timeout",
     "own_attempt",
     "own_attempts",
     "redirect",
@@ -88,7 +90,7 @@ def directory(ctx: Context, caller: Caller, ino: int) -> NodeRow:
     if node.attempt is not None:
         row = ctx.spool.attempt(node.attempt)
         if row is not None and row.state is AttemptState.COMMITTED:
-            node = redirect(ctx, ctx.who(caller), node)
+            node = redirect(ctx, caller, node)
     if node.kind is not NodeKind.DIR:
         msg = f"node {ino} is not a directory"
         raise CkptError(msg, errno_value=errno.ENOTDIR)
@@ -121,28 +123,38 @@ def is_deleted(ctx: Context, who: Who, row: AttemptRow) -> bool:
     )
 
 
-def redirect(ctx: Context, who: Who, node: NodeRow) -> NodeRow:
+def redirect(ctx: Context, caller: Caller, node: NodeRow) -> NodeRow:
     """The node of the caller's revision that stands for *node*, or *node* itself.
 
     Raises:
-        CkptError: ESTALE if the revision no longer has it.
+        MissingError: ENOENT, the caller's incarnation removed it, or the checkpoint.
+        CkptError: ESTALE, the revision has something else there: see `looking_again.replaced`.
     """
     if node.attempt is None:
         return node
     row = ctx.spool.attempt(node.attempt)
     if row is None or row.state is not AttemptState.COMMITTED:
         return node
+    who = ctx.who(caller)
     revision = revision_of(ctx, who, row)
     if revision is None:
+        if is_deleted(ctx, who, row):
+            raise _removed(row)
         return node
     found = ctx.spool.node(_clones(ctx, revision).get(node.ino, 0))
     if found is None:
         if _is_made_again(ctx, node, revision):
-            raise stale(f"node {node.ino}", f"was replaced in the revision of {row.name!r}")
+            why = f"was replaced in the revision of {row.name!r}"
+            raise replaced(ctx, caller, node.ino, f"node {node.ino}", why)
         # As in a removed directory that somebody still has open.
         msg = f"node {node.ino} was removed in the revision of {row.name!r}"
         raise MissingError(msg, subject=row.name)
     return found
+
+
+def _removed(row: AttemptRow) -> MissingError:
+    """As in a removed directory that somebody still has open."""
+    return MissingError(f"checkpoint {row.name!r} was removed", subject=row.name)
 
 
 def _is_made_again(ctx: Context, node: NodeRow, revision: AttemptRow) -> bool:
@@ -241,12 +253,21 @@ def _inner(ctx: Context, caller: Caller, parent: NodeRow, name: str) -> Found | 
     return Found(node=child, what=What.INNER, timeout_s=inner_timeout(ctx, parent))
 
 
+def name_timeout(ctx: Context, number: int, parent: NodeRow) -> float:
+    """How long the kernel may keep a name just made in *parent*, which it knows by *number*."""
+    if parent.ino != number:
+        return 0.0
+    return ctx.settings.entry_timeout_s if parent.attempt is None else inner_timeout(ctx, parent)
+
+
 def inner_timeout(ctx: Context, parent: NodeRow) -> float:
     """How long the kernel may keep names in a directory of an attempt."""
     assert parent.attempt is not None
     # While somebody revises a committed checkpoint, its names depend on the caller.
     row = ctx.spool.attempt(parent.attempt)
-    if row is None:
+    if row is None or (row.base is not None and row.state in UNDECIDED):
+        # A revision is changed by way of the committed directories too, of which the kernel
+        # doesn't know that they are the same.
         return 0.0
     if row.state is AttemptState.COMMITTED and any(
         other.base == row.id for other in ctx.spool.attempts(run_ino=row.run_ino, states=UNDECIDED)

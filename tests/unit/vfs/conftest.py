@@ -347,8 +347,9 @@ class World:
         if row.base is not None:
             self.spool.update_attempt(row.base, state=AttemptState.REPLACED)
         for _, _, file in self.spool.files_of_attempt(row.id):
-            for state in (FileState.DIGESTED, FileState.STORED):
-                self.spool.update_file(file.file, state=state)
+            if file.state is not FileState.STORED:
+                self.spool.update_file(file.file, state=FileState.DIGESTED)
+                self.spool.update_file(file.file, state=FileState.STORED)
         view = self.catalog.view(run, 0)
         attempt = f"{name}.{k}"
         row = self.spool.update_attempt(
