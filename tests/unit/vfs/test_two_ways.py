@@ -152,7 +152,7 @@ def two(world: World, ways: list[int], first, second) -> list[int]:
         try:
             world.again(lambda: call(way))
         except OSError as exc:
-            results[number] = exc.errno
+            results[number] = exc.errno or -1
 
     before_the_change(world, lambda: attempt(1, second, ways[2]))
     attempt(0, first, ways[1])
