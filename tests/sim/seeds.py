@@ -31,6 +31,7 @@ REGRESSIONS: Final = {
     311: "a revision that was half written anew was sealed by silence",
     20341: "a checkpoint was retired before it was shown, and what it had replaced stayed shown",
     354: "files were added to a checkpoint without a word",
+    739950000301: "jobs that began after the faults had ended fenced off the last incarnation",
 }
 """Seeds that found something once, and what."""
 

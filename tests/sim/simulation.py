@@ -24,7 +24,7 @@ from tests.sim.faults import OTHERS, PROFILES, Faults, Network
 from tests.sim.machines import RUN, Machine, Mount
 from tests.sim.plans import Plan, plan_of
 from tests.sim.readers import read_once
-from tests.sim.scheduler import BrokenError, Process, Scheduler
+from tests.sim.scheduler import BrokenError, Process, Scheduler, Task
 from tests.sim.stand_ins import simulated_threads
 from tests.sim.trainers import Action, Job, Script
 
@@ -89,6 +89,8 @@ class _Simulation:
         ]
         self.control = Process("control")
         self.jobs: list[Job] = []
+        self.jobs_task: Task | None = None
+        """Starts the plan's incarnations, one after the other."""
         self.states: set[int] = set()
         self.is_faulty = True
         self.network.on_effect = self._effect
@@ -177,7 +179,7 @@ class _Simulation:
         for machine in self.machines:
             machine.on_state = self._said
             machine.boot()
-        self.scheduler.spawn("control", self.control, self._run_jobs)
+        self.jobs_task = self.scheduler.spawn("control", self.control, self._run_jobs)
         if self.plan.has_reader:
             self.scheduler.spawn("reader", self.control, self._read)
         scheduler = self.scheduler
@@ -246,15 +248,11 @@ class _Simulation:
             machine.cut_until_s = -1.0
             self._reboot(machine)
             self._restart_publisher(machine)
-        limit_s = scheduler.now_s + SETTLE_S
         held_s = max(machine.held_until_s for machine in self._living())
         scheduler.run(
-            lambda: (
-                not scheduler.late
-                and scheduler.now_s >= held_s
-                and all(job.is_gone for job in self.jobs)
-            )
+            lambda: not scheduler.late and scheduler.now_s >= held_s and self._are_jobs_gone()
         )
+        limit_s = scheduler.now_s + SETTLE_S
         if self._is_simple() or self.rng.random() < 0.5:
             # Else the last incarnation fences off what isn't sealed yet.
             wait_s = scheduler.now_s + SETTLE_S / 4
@@ -267,6 +265,11 @@ class _Simulation:
             self._end(f"I12 the last incarnation failed: {last.reasons}")
         scheduler.run(lambda: self._is_settled() or scheduler.now_s > limit_s)
         self._check_end()
+
+    def _are_jobs_gone(self) -> bool:
+        """Whether all of the plan has been played: what begins later would fence the last one."""
+        has_begun_all = self.jobs_task is not None and self.jobs_task.is_over
+        return has_begun_all and all(job.is_gone for job in self.jobs)
 
     def _is_settled(self) -> bool:
         """Cheap: whether there is nothing left that could change."""
