@@ -1,4 +1,4 @@
-"""The save by which a seed is judged in the end is that of the last incarnation, and of no other."""
+"""The save by which a seed is judged in the end is the last incarnation's, and no other's."""
 
 from __future__ import annotations
 

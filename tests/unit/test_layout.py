@@ -42,6 +42,7 @@ ATTEMPT = "step-7.0"
             layout.data_key(ATTEMPT, MEMBER, 12),
             ".ckptgate/attempts/step-7.0/data/node-01234567/12",
         ),
+        (layout.data_name(12, DIGEST), f"12-{DIGEST[:16]}"),
         (layout.chunk_table_key(ATTEMPT, DIGEST), f".ckptgate/attempts/step-7.0/chunks/{DIGEST}"),
     ],
 )

@@ -2,8 +2,8 @@
 
 It owns the rule when the store may share the spool's bytes: nobody has a writing handle, the mark
 that they may never be written again is set first, and a read lease proves that no descriptor or
-mapping that could write is left anywhere. What was stored before is stored again under a new key,
-as a vote may speak of the old one.
+mapping that could write is left anywhere. Other bytes of a file are stored under another key: a
+vote may speak of the old one, and a request that was given up may still arrive there.
 
 Thread rule: `step` belongs to the publisher's one thread; uploads run on the pool's.
 """
@@ -23,7 +23,7 @@ from ckptgate.engine.jobs import Backoff, Cancelled, Jobs, Outcome
 from ckptgate.engine.leases import has_no_open_writer
 from ckptgate.engine.node import Node
 from ckptgate.errors import FullError, IntegrityError, TransientStoreError
-from ckptgate.model.layout import data_key, full_key, intent_key
+from ckptgate.model.layout import data_key, data_name, full_key, intent_key
 from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.spool import AttemptRow, FileRow, LocalBytes
 from ckptgate.ports.store import DigestedFile
@@ -70,7 +70,6 @@ class Uploader:
             node.clock, node.settings.retry_first_s, node.settings.retry_max_s
         )
         self._wrong: dict[int, int] = {}
-        self._numbers: dict[int, int] = {}
         self._said_full: set[int] = set()
 
     def close(self) -> None:
@@ -170,14 +169,9 @@ class Uploader:
         return _Waiting(path, row, local, self._key(attempt, row))
 
     def _key(self, attempt: AttemptRow, row: FileRow) -> str:
-        """The key of these bytes; the file's id tells it the first time that it is stored."""
-        own = full_key(attempt.run, data_key(attempt.attempt, self._member, ""))
-        number = row.file
-        if row.key.startswith(f"{own}/"):
-            # A try that failed is replaced by the next one.
-            number = self._numbers.get(row.file) or self._spool.next_file()
-            self._numbers[row.file] = number
-        return f"{own}/{number}"
+        """The key of these bytes: a try that failed is replaced by the next one."""
+        name = data_name(row.file, row.digest)
+        return full_key(attempt.run, data_key(attempt.attempt, self._member, name))
 
     def _keep(
         self, attempt: AttemptRow, files: Sequence[_Waiting], shared: Container[int]
@@ -197,7 +191,6 @@ class Uploader:
                     key=file.key,
                     is_linked=row.file in shared,
                 )
-                self._numbers.pop(row.file, None)
                 kept[row.file] = True
         return kept
 

@@ -16,6 +16,7 @@ __all__ = [
     "attempts_prefix",
     "chunk_table_key",
     "data_key",
+    "data_name",
     "format_key",
     "full_key",
     "intent_key",
@@ -38,6 +39,7 @@ TEMP_PREFIX: Final = ".tmp-ckptgate-"
 
 _INDEX_DIGITS: Final = 10
 _ATTEMPTS: Final = "attempts"
+_DIGEST_DIGITS: Final = 16
 
 
 def join_key(*parts: str) -> str:
@@ -118,6 +120,15 @@ def manifest_key(run: str, attempt: str, digest: str) -> str:
 def data_key(attempt: str, member: str, file: str | int) -> str:
     """Where a member puts the bytes of its file *file*; below the run's directory."""
     return join_key(_relative(attempt), "data", member, str(file))
+
+
+def data_name(file: int, digest: str) -> str:
+    """The last part of the `data_key` of a file with these bytes.
+
+    Other bytes have another key: a request to store the ones before, which its sender gave up, may
+    still arrive when the new ones are stored and verified.
+    """
+    return f"{file}-{digest[:_DIGEST_DIGITS]}"
 
 
 def chunk_table_key(attempt: str, digest: str) -> str:

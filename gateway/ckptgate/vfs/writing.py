@@ -58,7 +58,7 @@ def is_frozen(ctx: Context, node: NodeRow, file: FileRow) -> bool:
 def _is_unpromised(ctx: Context, node: NodeRow, file: FileRow) -> bool:
     """Whether these stored bytes are this member's in a checkpoint that it may still write.
 
-    The store keeps what it has of them: they are sent again under a new key.
+    The store keeps what it has of them: other bytes are sent under another key.
     """
     row = None if node.attempt is None else ctx.spool.attempt(node.attempt)
     if row is None or row.is_voted or not row.attempt:

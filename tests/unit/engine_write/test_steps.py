@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
-import mmap
 import os
 import threading
 from dataclasses import replace
@@ -13,16 +11,12 @@ from typing import Any
 
 import blake3
 import pytest
-from tests.engine_harness import RUN, Cluster
+from tests.engine_harness import Cluster
 
 from ckptgate.engine.digest import SpoolView, digest_file, has_hole
-from ckptgate.engine.fetch import Fetcher
 from ckptgate.engine.jobs import Backoff, Cancelled, Jobs
-from ckptgate.engine.leases import has_no_open_writer
 from ckptgate.engine.settings import PublisherSettings
 from ckptgate.errors import (
-    FullError,
-    IntegrityError,
     MissingError,
     RefusedError,
     TransientStoreError,
@@ -33,8 +27,6 @@ from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.explicit import record_explicit_commit
 from ckptgate.ports.spool import AttemptRow, FileRow, NodeKind
 from ckptgate.testing.clock import ManualClock
-from ckptgate.testing.faults import FaultPlan, FaultyStore
-from ckptgate_adapters.posix_store import PosixStore
 
 SESSION = "session:a/1@2"
 
@@ -200,115 +192,6 @@ def test_a_fresh_time_stamp_is_waited_for(tmp_path: Path) -> None:
     os.utime(node.raw.data_path(file), ns=(0, os.stat(tmp_path / "probe").st_mtime_ns))
     node.step()
     assert cluster.settings.racy_write_s in cluster.clock.slept_s
-    cluster.close()
-
-
-# Uploads
-
-
-class BadStore(FaultyStore):
-    """A store where bytes arrive wrong, or don't fit."""
-
-    error: Exception | None = None
-    tries = 0
-
-    def verify(self, *args: Any) -> None:
-        if self.error is not None:
-            self.tries += 1
-            raise self.error
-        super().verify(*args)
-
-
-def test_bytes_that_arrive_wrong_three_times_are_told(cluster: Cluster) -> None:
-    store = BadStore(cluster.store, FaultPlan(at=0))
-    store.error = IntegrityError("chunk 0 differs", subject="k")
-    node = cluster.node("a", store=store)
-    row = node.begin("step-1", job=SESSION)
-    file = node.write(row, "a.txt", b"x")
-    cluster.settle(tick_s=20.0, rounds=12)
-    assert store.tries == 3
-    assert fresh(cluster, file).state is FileState.DIGESTED
-    assert "arrived wrong" in node.fresh(row).reason
-    assert node.kinds().count("upload-mismatch") == 3
-
-
-def test_a_full_store_is_told_once_and_tried_again(cluster: Cluster) -> None:
-    """I11: nothing staged is lost by a full store."""
-    store = BadStore(cluster.store, FaultPlan(at=0))
-    store.error = FullError("no space left", subject="k")
-    node = cluster.node("a", store=store)
-    row = node.begin("step-1", job=SESSION)
-    node.write(row, "a.txt", b"x")
-    node.commit(row)
-    cluster.settle(tick_s=5.0, rounds=10)
-    assert store.tries > 2
-    assert node.kinds().count("store-full") == 1
-    missing = node.fresh(row).missing
-    # Its own work first, and nothing that its vote will bring.
-    assert missing[0] == "a.txt: not in the store yet"
-    assert [line for line in missing[1:] if "vote of" not in line] == []
-    store.error = None
-    cluster.settle(tick_s=5.0)
-    assert cluster.files("step-1") == {"a.txt": b"x"}
-
-
-def test_a_lease_tells_whether_anybody_can_write(tmp_path: Path) -> None:
-    path = tmp_path / "f"
-    path.write_bytes(b"x" * 4096)
-    assert has_no_open_writer(str(path))
-    with path.open("r+b") as stream:
-        assert not has_no_open_writer(str(path))
-        mapping = mmap.mmap(stream.fileno(), 0)
-    assert not has_no_open_writer(str(path))
-    mapping.close()
-    assert has_no_open_writer(str(path))
-    with path.open("rb"):
-        assert has_no_open_writer(str(path))
-    assert not has_no_open_writer(str(tmp_path / "absent"))
-    with path.open("rb") as stream:
-        assert fcntl.fcntl(stream.fileno(), fcntl.F_GETLEASE) == fcntl.F_UNLCK
-
-
-def test_a_linked_file_is_the_stores_own_and_stays_whole_here(tmp_path: Path) -> None:
-    """I1: the store shares the spool's inode; publication's times don't look like a write."""
-    (tmp_path / "store").mkdir()
-    store = PosixStore(str(tmp_path / "store"))
-    store.probe()
-    cluster = Cluster(tmp_path, store=store)
-    node = cluster.node("a")
-    row = node.begin("step-1", job=SESSION)
-    file = node.write(row, "sub/a.txt", b"linked", rank=0)
-    ino = next(n.ino for path, n, _ in node.raw.files_of_attempt(row.id) if path == "sub/a.txt")
-    node.raw.update_node(ino, mtime_ns=1_600_000_000_000_000_000)
-    node.commit(row)
-    cluster.settle()
-    found = fresh(cluster, file)
-    assert found.is_linked
-    assert os.path.samefile(node.raw.data_path(file), tmp_path / "store" / found.key)
-    shown = tmp_path / "store" / RUN / "step-1" / "sub" / "a.txt"
-    assert shown.read_bytes() == b"linked"
-    assert os.path.samefile(shown, node.raw.data_path(file))
-    assert os.readlink(tmp_path / "store" / RUN / "latest") == "step-1"
-    fetcher = Fetcher(store=store, spool=node.raw, events=node.events)
-    assert fetcher.is_fetched(file, 0, 6)
-    cluster.check_invariants()
-    cluster.close()
-
-
-def test_a_file_that_something_may_still_write_is_copied(tmp_path: Path) -> None:
-    """I1: shared bytes never change."""
-    (tmp_path / "store").mkdir()
-    cluster = Cluster(tmp_path, store=PosixStore(str(tmp_path / "store")))
-    node = cluster.node("a")
-    row = node.begin("step-1", job=SESSION)
-    file = node.write(row, "a.txt", b"copied", rank=0)
-    with open(node.raw.data_path(file), "r+b"):
-        node.commit(row)
-        cluster.settle()
-    found = fresh(cluster, file)
-    assert not found.is_linked
-    assert not os.path.samefile(node.raw.data_path(file), tmp_path / "store" / found.key)
-    cluster.check_invariants()
     cluster.close()
 
 
