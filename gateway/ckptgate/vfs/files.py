@@ -21,7 +21,7 @@ from ckptgate.ports.spool import (
     NodeKind,
     NodeRow,
 )
-from ckptgate.vfs import names, pending, revisions, times, visibility
+from ckptgate.vfs import names, pending, revisions, stored, times, visibility
 from ckptgate.vfs.attributes import entry_of, entry_of_new, is_decided
 from ckptgate.vfs.bytes import make_file
 from ckptgate.vfs.context import Context, Who, stale
@@ -303,4 +303,7 @@ def read_plain(ctx: Context, caller: Caller, fh: int, offset: int, length: int) 
     if handle.fd >= 0:
         return os.pread(handle.fd, length, offset)
     ctx.need_block(caller)
-    return ctx.catalog.plain_read(handle.plain_path, offset, length)
+    # A directory above it may have been renamed since it was opened.
+    node = ctx.spool.node(handle.row.ino)
+    path = (node.plain_path if node is not None else None) or handle.plain_path
+    return stored.read(ctx, path, lambda path: ctx.catalog.plain_read(path, offset, length))

@@ -7,18 +7,20 @@ was given follows the store from then on: another node may have replaced them. A
 
 from __future__ import annotations
 
+import contextlib
+
 from ckptgate.errors import MissingError, TransientStoreError
 from ckptgate.model.layout import GATEWAY_DIR
 from ckptgate.ports.spool import FileRow, NodeKind, NodeRow, PlainOpKind, PlainOpRow
 from ckptgate.ports.store import PlainEntry, PlainKind
-from ckptgate.vfs import names
+from ckptgate.vfs import names, stored
 from ckptgate.vfs.attributes import local_stat
 from ckptgate.vfs.context import Context
 from ckptgate.vfs.interface import Caller
+from ckptgate.vfs.stored import Queue
 
 __all__ = [
     "grown",
-    "is_removed",
     "list_store",
     "queue",
     "queue_put",
@@ -57,46 +59,19 @@ def queue_put(ctx: Context, node: NodeRow) -> None:
     ctx.wake()
 
 
-class _Removals:
-    """Names that the store will lose as soon as the queue, as it is now, is worked off."""
-
-    def __init__(self, ctx: Context) -> None:
-        rows = ctx.spool.plain_ops()
-        removals = {PlainOpKind.REMOVE, PlainOpKind.RMDIR}
-        self._paths = {row.path for row in rows if row.op in removals}
-        self._trees = tuple(f"{row.path}/" for row in rows if row.op is PlainOpKind.RENAME)
-
-    def covers(self, path: str) -> bool:
-        """Whether this name is one of them."""
-        return path in self._paths or f"{path}/".startswith(self._trees)
-
-
-def is_removed(ctx: Context, path: str) -> bool:
-    """Whether the store's name will go as soon as the queue is worked off."""
-    return _Removals(ctx).covers(path)
-
-
-def _is_unmade(ctx: Context, path: str) -> bool:
-    """Whether the directory isn't in the store yet."""
-    return any(
-        row.op is PlainOpKind.MKDIR and (path + "/").startswith(row.path + "/")
-        for row in ctx.spool.plain_ops()
-    )
-
-
 def store_child(ctx: Context, caller: Caller, parent: NodeRow, name: str) -> NodeRow | None:
     """The node of a plain name that only the store has; None if it has none."""
     path = names.plain_path(parent, name)
     if not names.can_be(path):
         return None
-    if _is_unmade(ctx, parent.plain_path or "") or is_removed(ctx, path):
+    if not Queue(ctx).paths(path):
         return None
     ctx.need_block(caller)
     entry = _stat(ctx, parent, name, path)
     if entry is None or entry.is_managed or name == GATEWAY_DIR:
         return None
-    if is_removed(ctx, path):
-        # Another thread did it meanwhile.
+    if not Queue(ctx).paths(path):
+        # Another thread removed it meanwhile.
         return None
     if entry.kind is PlainKind.SYMLINK and names.is_checkpoint(ctx, parent, name):
         # A save through it would go wherever it leads.
@@ -109,7 +84,7 @@ def store_child(ctx: Context, caller: Caller, parent: NodeRow, name: str) -> Nod
 
 def _stat(ctx: Context, parent: NodeRow, name: str, path: str) -> PlainEntry | None:
     try:
-        return ctx.catalog.plain_stat(path)
+        return stored.stat(ctx, path)
     except MissingError:
         return None
     except TransientStoreError as exc:
@@ -148,7 +123,7 @@ def take_entry(
         child = ctx.spool.child(parent.ino, name)
         if child != known:
             return child
-        if is_removed(ctx, names.plain_path(parent, name)):
+        if not Queue(ctx).paths(names.plain_path(parent, name)):
             return None
         if child is not None and child.kind is kind and child.file is None:
             if all(getattr(child, key) == value for key, value in values.items()):
@@ -185,7 +160,7 @@ def refreshed(
         return child
     if child.file is not None and ctx.memory.files.count(child.ino):
         return child
-    if _is_queued(ctx, names.plain_path(parent, name)):
+    if Queue(ctx).touches(names.plain_path(parent, name)):
         return child
     file = None if child.file is None else ctx.spool.file(child.file)
     if file is not None and not _is_given(ctx, file):
@@ -226,7 +201,7 @@ def _taken_over(
     is_newer_here = (
         child != known
         or (known.file is not None and ctx.spool.file(known.file) != file)
-        or _is_queued(ctx, names.plain_path(parent, name))
+        or Queue(ctx).touches(names.plain_path(parent, name))
     )
     if is_newer_here:
         return child
@@ -248,23 +223,20 @@ def _is_given(ctx: Context, file: FileRow) -> bool:
     return found is not None and (found.st_size, found.st_mtime_ns) == (file.size, file.mtime_ns)
 
 
-def _is_queued(ctx: Context, path: str) -> bool:
-    return any(path in {row.path, row.to} for row in ctx.spool.plain_ops())
-
-
 def list_store(ctx: Context, caller: Caller, parent: NodeRow) -> list[PlainEntry]:
     """What the store has in a plain directory, without what is the gateway's own."""
     path = parent.plain_path or ""
-    if _is_unmade(ctx, path):
+    # What is removed in the store while it is listed may be in the list, and no longer queued.
+    before = Queue(ctx)
+    paths = before.paths(path)
+    if not paths:
         return []
     ctx.need_block(caller)
-    # What is removed in the store while it is listed may be in the list, and no longer queued.
-    before = _Removals(ctx)
-    try:
-        entries = ctx.catalog.plain_list(path)
-    except MissingError:
-        entries = []
-    after = _Removals(ctx)
+    entries: list[PlainEntry] = []
+    for other in paths:
+        with contextlib.suppress(MissingError):
+            entries = entries or ctx.catalog.plain_list(other)
+    after = Queue(ctx)
     with ctx.lock:
         ctx.memory.listings[path] = frozenset(entry.name for entry in entries)
     return [
@@ -272,8 +244,8 @@ def list_store(ctx: Context, caller: Caller, parent: NodeRow) -> list[PlainEntry
         for entry in entries
         if not entry.is_managed
         and entry.name != GATEWAY_DIR
-        and not before.covers(below := names.plain_path(parent, entry.name))
-        and not after.covers(below)
+        and before.paths(below := names.plain_path(parent, entry.name))
+        and after.paths(below)
     ]
 
 

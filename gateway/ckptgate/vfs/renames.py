@@ -16,7 +16,17 @@ from ckptgate.model.entries import SealEvent
 from ckptgate.model.layout import join_key
 from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.spool import NodeKind, NodeRow, PendingKind, PlainOpKind, PlainOpRow
-from ckptgate.vfs import directories, events, names, pending, plain, revisions, times, visibility
+from ckptgate.vfs import (
+    directories,
+    events,
+    names,
+    pending,
+    plain,
+    revisions,
+    stored,
+    times,
+    visibility,
+)
 from ckptgate.vfs.context import Context
 from ckptgate.vfs.exchange import exchange
 from ckptgate.vfs.interface import Caller
@@ -24,6 +34,7 @@ from ckptgate.vfs.liveness import record_writer
 from ckptgate.vfs.looking_again import have_asked_again
 from ckptgate.vfs.lookup import remove_name
 from ckptgate.vfs.mutate import place_symlink
+from ckptgate.vfs.rename_rules import check_below, check_in_the_way, check_is, child_of, cross
 from ckptgate.vfs.visibility import Found, What
 from ckptgate.vfs.writing import take_bytes_along
 
@@ -43,10 +54,6 @@ class _Move:
     new_parent: NodeRow
     new_name: str
     target: Found | None
-
-
-def _cross(name: str, why: str) -> CkptError:
-    return CkptError(f"{name!r}: {why}", subject=name, errno_value=errno.EXDEV)
 
 
 def rename(
@@ -117,22 +124,9 @@ def _check_kinds(ctx: Context, move: _Move) -> None:
     """The errors of rename(2) for what is in the way."""
     if move.target is None:
         return
-    _check_in_the_way(ctx, move.found.node, move.target.node, move.new_name)
+    check_in_the_way(ctx, move.found.node, move.target.node, move.new_name)
     if move.target.attempt is not None:
         raise directories.not_empty(move.new_name)
-
-
-def _check_in_the_way(ctx: Context, node: NodeRow, target: NodeRow, new_name: str) -> None:
-    is_dir = node.kind is NodeKind.DIR
-    is_target_dir = target.kind is NodeKind.DIR
-    if is_dir and not is_target_dir:
-        msg = f"{new_name!r} is not a directory"
-        raise CkptError(msg, subject=new_name, errno_value=errno.ENOTDIR)
-    if is_target_dir and not is_dir:
-        msg = f"{new_name!r} is a directory"
-        raise CkptError(msg, subject=new_name, errno_value=errno.EISDIR)
-    if is_target_dir and ctx.spool.count_children(target.ino)[0]:
-        raise directories.not_empty(new_name)
 
 
 def _rename_root(ctx: Context, caller: Caller, move: _Move) -> None:
@@ -142,10 +136,10 @@ def _rename_root(ctx: Context, caller: Caller, move: _Move) -> None:
     if row.state not in visibility.UNDECIDED or row.base is not None:
         raise revisions.name_is_kept(row, move.new_name)
     if move.new_parent.ino != move.parent.ino:
-        raise _cross(move.name, "a checkpoint stays in its run directory")
+        raise cross(move.name, "a checkpoint stays in its run directory")
     is_temporary = ctx.patterns.is_temporary(move.name)
     if not is_temporary and not ctx.patterns.is_checkpoint(move.new_name):
-        raise _cross(move.new_name, "is no name of a checkpoint")
+        raise cross(move.new_name, "is no name of a checkpoint")
     revisions.writable(ctx, caller, ctx.node(row.root))
     _check_root_target(ctx, move)
     with ctx.change():
@@ -189,7 +183,7 @@ def _rename_node(ctx: Context, caller: Caller, move: _Move) -> None:
     is_inner = move.parent.attempt is not None
     is_new_inner = move.new_parent.attempt is not None
     if node.kind is NodeKind.DIR and move.parent.attempt != move.new_parent.attempt:
-        raise _cross(move.name, "a directory stays in its checkpoint, or outside")
+        raise cross(move.name, "a directory stays in its checkpoint, or outside")
     if node.kind is NodeKind.DIR and not is_inner:
         _rename_plain_directory(ctx, caller, move)
         return
@@ -199,43 +193,20 @@ def _rename_node(ctx: Context, caller: Caller, move: _Move) -> None:
     new_parent = revisions.writable_directory(ctx, caller, move.new_parent)
     if is_inner:
         # A revision may just have begun: its copies are meant then.
-        node = _child(ctx, parent, move.name)
-    _check_below(ctx, node, new_parent)
+        node = child_of(ctx, parent, move.name)
+    check_below(ctx, node, new_parent)
     if is_inner and is_new_inner and move.parent.attempt == move.new_parent.attempt:
         _rename_inner(ctx, caller, parent, move.name, node, new_parent, move.new_name)
     else:
         _rename_file(ctx, caller, move, parent, node, new_parent)
 
 
-def _child(ctx: Context, parent: NodeRow, name: str) -> NodeRow:
-    child = ctx.spool.child(parent.ino, name)
-    if child is None:
-        msg = f"nothing is named {name!r} here"
-        raise MissingError(msg, subject=name)
-    return child
-
-
-def _check_below(ctx: Context, node: NodeRow, new_parent: NodeRow) -> None:
-    """A directory can't be moved into itself."""
-    if node.kind is not NodeKind.DIR:
-        return
-    ino = new_parent.ino
-    while True:
-        if ino == node.ino:
-            msg = "a directory cannot be moved into itself"
-            raise CkptError(msg, errno_value=errno.EINVAL)
-        place = ctx.spool.place(ino)
-        if place is None:
-            return
-        ino = place[0]
-
-
 def _check_local(move: _Move) -> None:
     node = move.found.node
     if node.kind is NodeKind.FILE and node.file is None:
-        raise _cross(move.name, "its bytes are only in the store")
+        raise cross(move.name, "its bytes are only in the store")
     if move.found.what is What.POINTER:
-        raise _cross(move.name, "a pointer of the log stays where it is")
+        raise cross(move.name, "a pointer of the log stays where it is")
 
 
 def _rename_inner(
@@ -256,10 +227,10 @@ def _rename_inner(
         names.check_symlinks_below(ctx, node, new)
     with ctx.change():
         # The kernel keeps others out only where they come by the same way.
-        _check_is(ctx, parent, name, node)
+        check_is(ctx, parent, name, node)
         target = ctx.spool.child(new_parent.ino, new_name)
         if target is not None:
-            _check_in_the_way(ctx, node, target, new_name)
+            check_in_the_way(ctx, node, target, new_name)
             remove_name(ctx, new_parent, new_name, target)
         ctx.spool.unlink(parent.ino, name)
         ctx.spool.link(new_parent.ino, new_name, node.ino)
@@ -272,12 +243,6 @@ def _rename_inner(
             events.after_rename(ctx, node, old)
 
 
-def _check_is(ctx: Context, parent: NodeRow, name: str, node: NodeRow) -> None:
-    if _child(ctx, parent, name).ino != node.ino:
-        msg = f"{name!r} is something else by now"
-        raise MissingError(msg, subject=name)
-
-
 def _rename_file(
     ctx: Context,
     caller: Caller,
@@ -288,12 +253,12 @@ def _rename_file(
 ) -> None:
     """A file or symlink, at least one end of it outside of an attempt."""
     if move.found.what is What.POINTER:
-        raise _cross(move.name, "a pointer of the log stays where it is")
+        raise cross(move.name, "a pointer of the log stays where it is")
     with ctx.change():
         if parent.attempt is not None or new_parent.attempt is not None:
             take_bytes_along(ctx, node)
         if parent.attempt is not None:
-            _check_is(ctx, parent, move.name, node)
+            check_is(ctx, parent, move.name, node)
             ctx.spool.unlink(parent.ino, move.name)
             revisions.touch(ctx, ctx.who(caller), parent)
         else:
@@ -405,9 +370,9 @@ def _replace_plain(
 
 def _rename_plain_directory(ctx: Context, caller: Caller, move: _Move) -> None:
     node = move.found.node
-    _check_below(ctx, node, move.new_parent)
+    check_below(ctx, node, move.new_parent)
     if names.is_checkpoint(ctx, move.new_parent, move.new_name):
-        raise _cross(move.new_name, "a plain directory does not become a checkpoint")
+        raise cross(move.new_name, "a plain directory does not become a checkpoint")
     _check_no_run(ctx, caller, node)
     old = names.plain_path(move.parent, move.name)
     new = names.plain_path(move.new_parent, move.new_name)
@@ -429,7 +394,7 @@ def _check_no_run(ctx: Context, caller: Caller, node: NodeRow) -> None:
     is_run = bool(ctx.spool.attempts(run_ino=node.ino))
     if not is_run:
         ctx.need_block(caller)
-        entry = ctx.catalog.plain_stat(path)
+        entry = stored.stat(ctx, path)
         is_run = entry is not None and entry.has_runs
     if is_run:
         msg = f"{path!r} holds checkpoints: a run directory cannot be renamed"

@@ -18,7 +18,7 @@ from ckptgate.errors import CkptError, FullError, MissingError
 from ckptgate.model.layout import data_key, full_key
 from ckptgate.model.states import FileState
 from ckptgate.ports.spool import FileRow, LocalBytes, NodeRow, PendingKind, PendingRow
-from ckptgate.vfs import names, pending, pointers, revisions
+from ckptgate.vfs import names, pending, pointers, revisions, stored
 from ckptgate.vfs.attributes import is_decided
 from ckptgate.vfs.bytes import copy_file, make_file
 from ckptgate.vfs.context import Context, RenewedError
@@ -265,7 +265,7 @@ def _copied(ctx: Context, caller: Caller, node: NodeRow, *, is_emptied: bool) ->
     if node.file is None:
         ctx.need_block(caller)
         file = ctx.spool.add_file().file
-        ctx.catalog.plain_fetch(node.plain_path or "", file)
+        stored.read(ctx, node.plain_path or "", lambda path: ctx.catalog.plain_fetch(path, file))
         return file
     source_fd = _open_whole(ctx, caller, node)
     try:

@@ -178,10 +178,13 @@ class FakeCatalog:
         ]
 
     def plain_fetch(self, path: str, file: int) -> None:
+        data = self.plain_read(path, 0, 1 << 30)
         with open(self.spool.data_path(file), "wb") as stream:
-            stream.write(self.plain_bytes[path])
+            stream.write(data)
 
     def plain_read(self, path: str, offset: int, length: int) -> bytes:
+        if path not in self.plain_bytes:
+            raise MissingError(path)
         return self.plain_bytes[path][offset : offset + length]
 
     def add_plain(

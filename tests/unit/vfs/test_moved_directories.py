@@ -1,0 +1,111 @@
+"""Plain directories that were renamed here, and whose rename the store is still to see."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from ckptgate.errors import MissingError, TransientStoreError
+from ckptgate.ports.spool import PlainOpKind
+from ckptgate.ports.store import PlainKind
+
+
+def give(world, path):
+    """The store was given all that is here, as the publisher does."""
+    file = world.spool.node(world.walk(world.a, path).attr.ino).file
+    found = os.stat(world.spool.data_path(file))
+    world.catalog.add_plain(path, world.read(world.a, path), mtime_ns=found.st_mtime_ns)
+    with world.spool.transaction():
+        world.spool.update_file(file, size=found.st_size, mtime_ns=found.st_mtime_ns)
+        for op in world.spool.plain_ops():
+            world.spool.drop_plain_op(op.id)
+
+
+def in_the_store(world, *paths):
+    for path in paths:
+        kind = PlainKind.FILE if path.endswith(".txt") else PlainKind.DIR
+        world.catalog.add_plain(path, path.encode() if kind is PlainKind.FILE else b"", kind=kind)
+
+
+def rename_there(world):
+    """The publisher works one rename off: first in the store, then in the queue."""
+    op = next(op for op in world.spool.plain_ops() if op.op is PlainOpKind.RENAME)
+    for found in (world.catalog.plain, world.catalog.plain_bytes):
+        for path in [p for p in found if p == op.path or p.startswith(f"{op.path}/")]:
+            found[op.to + path[len(op.path) :]] = found.pop(path)
+    return op
+
+
+def test_a_file_stays_when_its_directory_is_renamed_before_the_store_knows(world):
+    """I11: the store doesn't have it there yet, which says nothing."""
+    world.mkdir(world.a, "d")
+    world.write(world.a, "d/value.log", b"1")
+    give(world, "d/value.log")
+    world.rename(world.a, "d", "e")
+    world.clock.seconds += 10
+    assert world.read(world.a, "e/value.log") == b"1"
+    world.unlink(world.a, "e/value.log")
+    assert world.names(world.a, "e") == []
+    world.rmdir(world.a, "e")
+    assert [op.op for op in world.spool.plain_ops()] == ["rename", "remove", "rmdir"]
+
+
+def test_what_only_the_store_has_is_found_in_a_renamed_directory(world):
+    in_the_store(world, "d", "d/s", "d/s/x.txt", "d/y.txt")
+    world.rename(world.a, "d", "e")
+    world.rename(world.a, "e/s", "e/t")
+    world.mkdir(world.a, "d")
+    assert world.names(world.a, "e") == ["t", "y.txt"]
+    assert world.names(world.a, "e/t") == ["x.txt"]
+    assert world.names(world.a, "d") == []
+    assert world.read(world.a, "e/t/x.txt") == b"d/s/x.txt"
+    for path in ("d/y.txt", "e/s", "d/s"):
+        assert not world.exists(world.a, path)
+    world.write(world.a, "e/y.txt", b"")
+    opened = world.vfs.open(world.a, world.walk(world.a, "e/t/x.txt").attr.ino, os.O_RDWR)
+    assert os.pread(opened.fd, 99, 0) == b"d/s/x.txt"
+    world.close(world.a, opened)
+
+
+@pytest.mark.parametrize("is_done", [0, 1, 2])
+def test_it_is_found_however_far_the_publisher_is(world, is_done):
+    """Also between the store's rename and the end of the queue's."""
+    in_the_store(world, "d", "d/x.txt", "d/y.txt")
+    world.rename(world.a, "d", "e")
+    world.rename(world.a, "e", "f")
+    opened = world.vfs.open(world.a, world.walk(world.a, "f/y.txt").attr.ino, os.O_RDONLY)
+    for _ in range(is_done):
+        op = rename_there(world)
+        if is_done == 2:
+            world.spool.drop_plain_op(op.id)
+    assert world.names(world.a, "f") == ["x.txt", "y.txt"]
+    assert world.read(world.a, "f/x.txt") == b"d/x.txt"
+    assert world.vfs.read(world.a, opened.fh, 0, 99) == b"d/y.txt"
+    world.close(world.a, opened)
+
+
+def test_what_was_in_the_way_of_a_renamed_directory_is_not_found_in_it(world):
+    in_the_store(world, "d", "d/x.txt", "e", "e/old.txt", "e/x.txt")
+    for name in ("old.txt", "x.txt"):
+        world.unlink(world.a, f"e/{name}")
+    world.rename(world.a, "d", "e")
+    assert world.names(world.a, "e") == ["x.txt"]
+    assert not world.exists(world.a, "e/old.txt")
+    assert world.read(world.a, "e/x.txt") == b"d/x.txt"
+    world.unlink(world.a, "e/x.txt")
+    assert not world.exists(world.a, "e/x.txt")
+    assert world.names(world.a, "e") == []
+
+
+def test_a_directory_that_was_made_and_renamed_here_is_listed_without_the_store(world):
+    world.mkdir(world.a, "d")
+    world.rename(world.a, "d", "e")
+
+    def away(path):
+        raise TransientStoreError(path)
+
+    world.catalog.plain_list = world.catalog.plain_stat = away
+    assert world.names(world.a, "e") == []
+    with pytest.raises(MissingError):
+        world.walk(world.a, "e/x.txt")
