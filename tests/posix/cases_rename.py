@@ -32,16 +32,10 @@ def _what(name: str) -> str:
     return f"file {get(name)}"
 
 
-def _unless_gone(_call: object, _path: str, error: tuple[object, BaseException, object]) -> None:
-    """Once a name that was listed a moment ago was gone when it was removed; not explained yet."""
-    if not isinstance(error[1], FileNotFoundError):
-        raise error[1]
-
-
 def _clear() -> None:
     for name in os.listdir("."):
         if os.path.isdir(name) and not os.path.islink(name):
-            shutil.rmtree(name, onerror=_unless_gone)
+            shutil.rmtree(name)
         else:
             os.unlink(name)
 
