@@ -11,11 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from ckptgate.ports.spool import AttemptRow, FileRow, NodeRow
 
-__all__ = ["KEPT_MAX", "KeptRows", "changes_kept", "is_change", "put"]
+__all__ = ["KEPT_MAX", "Counted", "KeptRows", "changes_kept", "is_change", "put"]
 
 KEPT_MAX: Final = 16384
 """Rows of each kind; then all of that kind are dropped, and what is still asked for comes back."""
@@ -27,6 +27,14 @@ _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
 
 
+class Counted(NamedTuple):
+    """How many children a directory has: what one count of at most *most* of them came to."""
+
+    count: int
+    directories: int
+    most: int
+
+
 @dataclass(slots=True)
 class KeptRows:
     """What is kept; None says that there is no such row.
@@ -36,6 +44,7 @@ class KeptRows:
         nodes: by number.
         children: (parent, name) -> node number.
         places: node number -> (parent, name).
+        counts: node number of a directory -> how many children it has.
         files: by id.
         attempts: by row id.
         found: conditions of `Attempts.attempts` -> row ids.
@@ -49,6 +58,7 @@ class KeptRows:
     places: dict[int, tuple[int, str] | None] = field(
         default_factory=dict[int, tuple[int, str] | None]
     )
+    counts: dict[int, Counted] = field(default_factory=dict[int, Counted])
     files: dict[int, FileRow | None] = field(default_factory=dict[int, FileRow | None])
     attempts: dict[int, AttemptRow | None] = field(default_factory=dict[int, AttemptRow | None])
 
@@ -59,6 +69,7 @@ class KeptRows:
         self.nodes.clear()
         self.children.clear()
         self.places.clear()
+        self.counts.clear()
         self.files.clear()
         self.attempts.clear()
         self.found.clear()

@@ -14,6 +14,7 @@ from ckptgate_adapters.sqlite_spool.creating import (
     CREATE_FILE,
     create_values,
 )
+from ckptgate_adapters.sqlite_spool.kept import Counted
 from ckptgate_adapters.sqlite_spool.numbers import Numbers
 from ckptgate_adapters.sqlite_spool.rows import NODES
 
@@ -82,6 +83,9 @@ class NodePart:
             db.keep(kept.nodes, node.ino, node)
             db.keep(kept.children, (parent, name), node.ino)
             db.keep(kept.places, node.ino, (parent, name))
+            known = kept.counts.get(parent)
+            if known is not None and known.count < known.most:
+                db.keep(kept.counts, parent, known._replace(count=known.count + 1))
             db.keep(kept.files, file, FileRow(file=file, state=FileState.OPEN))
         return node
 
@@ -144,8 +148,16 @@ class NodePart:
         return [(row[0], build(row[1:])) for row in self._db.all(_CHILDREN, (parent,))]
 
     def count_children(self, parent: int, *, most: int = 1) -> tuple[int, int]:
-        row = self._db.one(_COUNT_CHILDREN, (parent, most))
-        return (0, 0) if row is None else (row[0], int(row[1]))
+        db = self._db
+        with db.lock:
+            counts = db.kept().counts
+            known = counts.get(parent)
+            if known is not None and (known.most == most or known.count < min(most, known.most)):
+                return known.count, known.directories
+            row = db.one(_COUNT_CHILDREN, (parent, most))
+            count, directories = (0, 0) if row is None else (row[0], int(row[1]))
+            db.keep(counts, parent, Counted(count, directories, most))
+            return count, directories
 
     def link(self, parent: int, name: str, ino: int) -> None:
         """See `ports.spool.Nodes.link`.
@@ -159,6 +171,7 @@ class NodePart:
                 kept = self._db.kept()
                 self._db.keep(kept.children, (parent, name), ino)
                 self._db.keep(kept.places, ino, (parent, name))
+                kept.counts.pop(parent, None)
         except ExistsError as exc:
             place = self.place(ino)
             msg = (
@@ -173,6 +186,7 @@ class NodePart:
             row = self._db.changed(_UNLINK, (parent, name), keeps=True)
             kept = self._db.kept()
             self._db.keep(kept.children, (parent, name), None)
+            kept.counts.pop(parent, None)
             if row is not None:
                 self._db.keep(kept.places, int(row[0]), None)
 
