@@ -1,11 +1,7 @@
-"""The loop: reads requests, has them served, sends replies.
+"""Serving a session: takes requests from the loop, has them served, sends replies.
 
-Thread rule: whoever has read a request serves it. Protocol threads never wait: what would block,
-and what waits for the disk or for other machines, goes to the pool. The first of them does all the
-work as long as it keeps up: two that take turns wake each other for every request, which costs
-several times what serving it does. The kernel wakes the next one only while the first is busy, and
-it naps before it helps, unless the first is copying the bytes of a large WRITE: other work can go
-on beside that.
+Thread rule: whoever has read a request serves it. Reading threads never wait: what would block, and
+what waits for the disk or for other machines, goes to the pool.
 
 A handler's bug is EIO with a traceback in the log. Nothing a handler does ends the loop.
 """
@@ -15,21 +11,20 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import select
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Final
 
 from ckptgate.errors import WouldBlockError
 from ckptgate.vfs.interface import FileSystem
 from ckptgate_adapters.fuse import channel, data, wire
+from ckptgate_adapters.fuse.loop import HEAD_BYTES, Buffers, Loop
 from ckptgate_adapters.fuse.notify import Notifier, Relay
 from ckptgate_adapters.fuse.opens import Backing, BackingTable, journal_path
 from ckptgate_adapters.fuse.pool import Pool
-from ckptgate_adapters.fuse.request import Context, Reply, Request, pages
-from ckptgate_adapters.fuse.session import MAX_IO_BYTES, FuseSession
+from ckptgate_adapters.fuse.request import Context, Reply, Request
+from ckptgate_adapters.fuse.session import FuseSession
 from ckptgate_adapters.fuse.table import OPERATIONS, SLOW
 from ckptgate_adapters.fuse.wire import Notify, Opcode
 
@@ -37,36 +32,11 @@ __all__ = ["FuseServer"]
 
 _log = logging.getLogger(__name__)
 
-_HEAD_BYTES: Final = wire.HEADER_BYTES + wire.WRITE_IN.size
 _ERRNO_END: Final = 512
 _DRAIN_S: Final = 5.0
 _NOTIFY_STOP_S: Final = 1.0
-_NAP_S: Final = 0.001
-"""For how long a busy thread is left alone with what has come in."""
 _LONG_COPY_BYTES: Final = 128 << 10
 """From so many bytes on, another thread gains more than its waking costs."""
-
-
-@dataclass(slots=True)
-class _Buffers:
-    """What one protocol thread reads into: the bytes of a WRITE land at the start of `body`."""
-
-    head: bytearray = field(default_factory=lambda: bytearray(_HEAD_BYTES))
-    body: memoryview = field(default_factory=lambda: pages(MAX_IO_BYTES + 4096))
-    counts: dict[int, int] = field(default_factory=dict[int, int])
-    vector: list[wire.Buffer] = field(init=False)
-    is_copying: bool = False
-
-    def __post_init__(self) -> None:
-        self.vector = [self.head, self.body]
-
-    def content(self, opcode: int, size: int) -> tuple[bytes, wire.Buffer]:
-        """Body and payload of a request of *size* bytes."""
-        body = bytes(memoryview(self.head)[wire.HEADER_BYTES : size])
-        rest = max(size - _HEAD_BYTES, 0)
-        if opcode == _WRITE:
-            return body, self.body[:rest]
-        return (body + self.body[:rest] if rest else body), b""
 
 
 class FuseServer:
@@ -77,7 +47,6 @@ class FuseServer:
         fs: FileSystem,
         session: FuseSession,
         *,
-        threads: int = 2,
         pool_threads: int = 16,
         passthrough: bool = True,
         patience_s: float = 5.0,
@@ -88,7 +57,6 @@ class FuseServer:
         Args:
             fs: what is served.
             session: a fresh session, or one taken over.
-            threads: protocol threads, among them the caller of `serve`.
             pool_threads: for requests that wait.
             passthrough: let the kernel read and write the spool files itself where it can.
             patience_s: how long an interrupted request may still begin.
@@ -111,15 +79,10 @@ class FuseServer:
             on_init=self._on_init,
         )
         self._must_distrust = session.is_resumed and session.negotiated is not None and not is_known
-        self._threads = threads
         self._patience_s = patience_s
         self._pool = Pool(pool_threads)
         self._notifier = Notifier(Relay(device))
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._is_stopping = False
-        self._failure: OSError | None = None
-        self._buffers: list[_Buffers] = []
-        self._others: list[threading.Thread] = []
+        self._loop = Loop(device, self._serve_one)
 
     @property
     def passthrough_state(self) -> str:
@@ -128,12 +91,10 @@ class FuseServer:
 
     def counts(self) -> dict[str, int]:
         """Requests received so far, by name of their opcode."""
-        total: dict[str, int] = {}
-        for buffers in list(self._buffers):
-            for opcode, count in list(buffers.counts.items()):
-                name = Opcode(opcode).name if opcode in _KNOWN else str(opcode)
-                total[name] = total.get(name, 0) + count
-        return total
+        return {
+            Opcode(opcode).name if opcode in _KNOWN else str(opcode): count
+            for opcode, count in self._loop.counts().items()
+        }
 
     def invalidate_name(self, parent: int, name: str) -> None:
         """What this name means has changed. Never blocks."""
@@ -145,8 +106,7 @@ class FuseServer:
 
     def stop(self) -> None:
         """Make `serve` return without unmounting; safe in a signal handler, may be repeated."""
-        self._is_stopping = True
-        os.eventfd_write(self._wake, 1)
+        self._loop.stop()
 
     def serve(self) -> None:
         """Serve until the session ends (unmounted, aborted) or `stop`; once per server.
@@ -159,15 +119,13 @@ class FuseServer:
         self._notifier.start()
         if session.is_resumed:
             self._take_over()
-        self._run(is_first=True)
-        for thread in self._others:
-            thread.join()
-        if not self._pool.close(_DRAIN_S):
-            _log.warning("requests-unfinished")
-        self._notifier.stop(_NOTIFY_STOP_S)
-        self._backing.close()
-        if self._failure is not None:
-            raise self._failure
+        try:
+            self._loop.run()
+        finally:
+            if not self._pool.close(_DRAIN_S):
+                _log.warning("requests-unfinished")
+            self._notifier.stop(_NOTIFY_STOP_S)
+            self._backing.close()
 
     def _on_init(self) -> None:
         negotiated = self._context.session.negotiated
@@ -192,53 +150,10 @@ class FuseServer:
                 return
             _log.warning("resend-refused reason=%s hint='needs Linux 6.9 or newer'", exc)
 
-    def _run(self, *, is_first: bool = False) -> None:
-        buffers = _Buffers()
-        self._buffers.append(buffers)
-        try:
-            with select.epoll() as ready:
-                # Exclusive: of all threads that wait, the first to have registered is woken.
-                ready.register(self._context.session.fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
-                ready.register(self._wake, select.EPOLLIN)
-                if is_first:
-                    self._start_others()
-                while (size := self._receive(ready, buffers, is_first=is_first)) > 0:
-                    self._serve_one(buffers, size)
-        except OSError as exc:
-            _log.exception("device-failed")
-            self._failure = exc
-        finally:
-            # Whatever ended this thread ends the others.
-            self.stop()
-
-    def _start_others(self) -> None:
-        for number in range(1, self._threads):
-            thread = threading.Thread(target=self._run, name=f"fuse-{number}", daemon=True)
-            self._others.append(thread)
-            thread.start()
-
-    def _receive(self, ready: select.epoll, buffers: _Buffers, *, is_first: bool) -> int:
-        """Bytes of the next request; 0 when the session is over."""
-        fd = self._context.session.fd
-        while True:
-            ready.poll(-1, 2)
-            if self._is_stopping:
-                return 0
-            if not is_first and not any(other.is_copying for other in self._buffers):
-                time.sleep(_NAP_S)
-            try:
-                return os.readv(fd, buffers.vector)
-            except OSError as exc:
-                if exc.errno == errno.ENODEV:
-                    return 0
-                # EAGAIN: another thread has it. ENOENT: it was taken back while it was read.
-                if exc.errno not in {errno.EAGAIN, errno.ENOENT, errno.EINTR}:
-                    raise
-
-    def _serve_one(self, buffers: _Buffers, size: int) -> None:
+    def _serve_one(self, buffers: Buffers, size: int) -> None:
         opcode, unique, node, uid, gid, pid = wire.IN_HEADER_USED.unpack_from(buffers.head)
         buffers.counts[opcode] = buffers.counts.get(opcode, 0) + 1
-        if opcode in _COPIES and size >= _HEAD_BYTES and self._copy(buffers, size):
+        if opcode in _COPIES and size >= HEAD_BYTES and self._copy(buffers, size):
             return
         request = Request(opcode, unique, node, uid, gid, pid, *buffers.content(opcode, size))
         if opcode == Opcode.INTERRUPT:
@@ -250,7 +165,7 @@ class FuseServer:
             if opcode == Opcode.DESTROY:
                 self.stop()
 
-    def _copy(self, buffers: _Buffers, size: int) -> bool:
+    def _copy(self, buffers: Buffers, size: int) -> bool:
         """Serve a plain READ or WRITE; False if it isn't one."""
         head = buffers.head
         opcode, unique = wire.IN_HEADER_USED.unpack_from(head)[:2]
@@ -259,13 +174,12 @@ class FuseServer:
                 # A reader asks ahead, so it is not alone even if it is: one thread is faster.
                 parts = data.read_at_once(self._context, unique, head)
             else:
-                buffers.is_copying = wire.io_size(head) >= _LONG_COPY_BYTES
-                payload = buffers.body[: size - _HEAD_BYTES]
+                if wire.io_size(head) >= _LONG_COPY_BYTES:
+                    self._loop.copies(buffers)
+                payload = buffers.body[: size - HEAD_BYTES]
                 parts = data.write_at_once(self._context, unique, head, payload)
         except Exception:  # noqa: BLE001 - it is done again, where errors are told
             parts = None
-        finally:
-            buffers.is_copying = False
         if parts is None:
             return False
         self._send(parts)

@@ -30,7 +30,7 @@ _V = TypeVar("_V")
 class Counted(NamedTuple):
     """How many children a directory has: what one count of at most *most* of them came to."""
 
-    count: int
+    children: int
     directories: int
     most: int
 

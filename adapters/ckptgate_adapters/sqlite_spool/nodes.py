@@ -84,8 +84,8 @@ class NodePart:
             db.keep(kept.children, (parent, name), node.ino)
             db.keep(kept.places, node.ino, (parent, name))
             known = kept.counts.get(parent)
-            if known is not None and known.count < known.most:
-                db.keep(kept.counts, parent, known._replace(count=known.count + 1))
+            if known is not None and known.children < known.most:
+                db.keep(kept.counts, parent, known._replace(children=known.children + 1))
             db.keep(kept.files, file, FileRow(file=file, state=FileState.OPEN))
         return node
 
@@ -152,8 +152,8 @@ class NodePart:
         with db.lock:
             counts = db.kept().counts
             known = counts.get(parent)
-            if known is not None and (known.most == most or known.count < min(most, known.most)):
-                return known.count, known.directories
+            if known is not None and (known.most == most or known.children < min(most, known.most)):
+                return known.children, known.directories
             row = db.one(_COUNT_CHILDREN, (parent, most))
             count, directories = (0, 0) if row is None else (row[0], int(row[1]))
             db.keep(counts, parent, Counted(count, directories, most))

@@ -47,15 +47,23 @@ def new_node(
 
 
 def _described(
-    ctx: Context, caller: Caller, parent: NodeRow, kind: NodeKind, mode: int, *, name: str = ""
+    ctx: Context,
+    caller: Caller,
+    parent: NodeRow,
+    kind: NodeKind,
+    mode: int,
+    *,
+    name: str = "",
+    ino: int = 0,
+    file: int | None = None,
 ) -> NodeRow:
-    """What a new node is, without its number; *name*: of a file outside checkpoints."""
+    """What a new node is; *name*: of a file outside checkpoints."""
     now = ctx.clock.now_ns()
     is_set_gid = bool(parent.mode & 0o2000)
     if is_set_gid and kind is NodeKind.DIR:
         mode |= 0o2000
     return NodeRow(
-        ino=0,
+        ino=ino,
         kind=kind,
         attempt=parent.attempt,
         mode=mode & 0o7777,
@@ -64,6 +72,7 @@ def _described(
         size=0,
         mtime_ns=now,
         ctime_ns=now,
+        file=file,
         plain_path=names.plain_path(parent, name) if name and parent.attempt is None else None,
     )
 
@@ -89,15 +98,15 @@ def create(
         if kind is None:
             _check_free(ctx, parent, name, flags)
         revisions.touch(ctx, who, parent)
-        node = _described(ctx, caller, parent, NodeKind.FILE, mode, name=name)
         file = ctx.spool.next_file() if kind is None else ctx.spool.add_file().file
+        ino = ctx.spool.next_node() if kind is None else 0
+        node = _described(ctx, caller, parent, NodeKind.FILE, mode, name=name, ino=ino, file=file)
         fd = make_file(ctx.spool.data_path(file))
         try:
             if kind is None:
-                node = dataclasses.replace(node, ino=ctx.spool.next_node(), file=file)
                 opened = _place_visible(ctx, who, parent, name, node, fd)
             else:
-                node = ctx.spool.add_node(dataclasses.replace(node, file=file))
+                node = ctx.spool.add_node(node)
                 pending.put(ctx, who, parent, name, node.ino, kind)
                 opened = _add_handle(ctx, who, node, file, fd)
             times.names_changed(ctx, parent)
