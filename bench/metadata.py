@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 
-from bench import mounts
+from bench import bare, mounts
 from bench.clients import Worker, workers
 from bench.pairs import alternate
 from bench.plan import Place, Plan
@@ -21,23 +22,36 @@ EXPIRY_S = 1.2
 
 
 def run(plan: Plan) -> Iterator[Figure]:
-    """Microseconds a file, with the publisher stopped and with it at work."""
+    """Microseconds a file, with the publisher stopped and with it at work.
+
+    Beside them two peers: one made with mfusepy, and one that shows what the protocol itself takes
+    in Python.
+    """
     for place in plan.places:
         for is_paused in (True, False):
             with (
                 mounts.scratch(place.path) as base,
                 mounts.mounted(base) as mount,
+                mounts.peer_mounted(base, bare) as least,
+                mounts.peer_mounted(base) as other,
                 workers() as one,
                 mount.paused(is_paused=is_paused),
             ):
                 (mount.path / "step-1").mkdir()
                 name = f"{place.name}, publisher {'stopped' if is_paused else 'at work'}"
-                yield from _creates(plan, place, name, mount, one[0])
-                yield from _stats(plan, name, mount, one[0])
+                sides = [mount.path / "step-1"]
+                if is_paused:
+                    sides += [least.path, other.path]
+                yield from _creates(plan, place, name, mount, sides, one[0])
+                yield from _stats(plan, name, mount, sides, one[0])
+
+
+PEERS = ("", "bare loop: ", "mfusepy: ")
+"""The sides in the order of `run`; only the gateway's own figure has a limit."""
 
 
 def _creates(
-    plan: Plan, place: Place, name: str, mount: mounts.Mount, client: Worker
+    plan: Plan, place: Place, name: str, mount: mounts.Mount, sides: list[Path], client: Worker
 ) -> Iterator[Figure]:
     files, numbers = plan.sizes.files, count()
     with mounts.scratch(place.path) as plain:
@@ -48,25 +62,37 @@ def _creates(
             mount.settle(files * FILE_BYTES)
             return client.seconds("create", directory=directory, count=files, size=FILE_BYTES)
 
-        sides = [lambda: measure(plain), lambda: measure(mount.path / "step-1")]
-        natives, throughs = alternate(sides, plan.sizes.pairs)
-    beyond = [(b - a) / files * 1e6 for a, b in zip(natives, throughs, strict=True)]
+        natives, *throughs = alternate(
+            [partial(measure, parent) for parent in (plain, *sides)], plan.sizes.pairs
+        )
     note = f"native {sum(natives) / len(natives) / files * 1e6:.0f} us"
     title = f"create + 4 KiB + close, {name}"
-    yield spread("metadata", title, beyond, "us", at_most=200, note=note)
+    for peer, through in zip(PEERS, throughs, strict=False):
+        beyond = [(b - a) / files * 1e6 for a, b in zip(natives, through, strict=True)]
+        limit = None if peer else 200
+        yield spread("metadata", f"{peer}{title}", beyond, "us", at_most=limit, note=note)
 
 
-def _stats(plan: Plan, name: str, mount: mounts.Mount, client: Worker) -> Iterator[Figure]:
+def _stats(
+    plan: Plan, name: str, mount: mounts.Mount, sides: list[Path], client: Worker
+) -> Iterator[Figure]:
     files = plan.sizes.files
-    directory = mount.path / "step-1" / "looked-at"
-    directory.mkdir()
-    client.seconds("create", directory=directory, count=files, size=FILE_BYTES)
-    cold: list[float] = []
+    directories = [side / "looked-at" for side in sides]
+    for directory in directories:
+        directory.mkdir()
+        client.seconds("create", directory=directory, count=files, size=FILE_BYTES)
     hot: list[float] = []
-    for _ in range(plan.sizes.pairs):
+
+    def measure(directory: Path) -> float:
         mount.settle(0)
         time.sleep(EXPIRY_S)
-        cold.append(client.seconds("stat", directory=directory, count=files) / files * 1e6)
-        hot.append(client.seconds("stat", directory=directory, count=files) / files * 1e6)
-    yield spread("metadata", f"cold stat, {name}", cold, "us", at_most=30)
+        cold_s = client.seconds("stat", directory=directory, count=files)
+        if directory == directories[0]:
+            hot.append(client.seconds("stat", directory=directory, count=files) / files * 1e6)
+        return cold_s / files * 1e6
+
+    colds = alternate([partial(measure, directory) for directory in directories], plan.sizes.pairs)
+    for peer, cold in zip(PEERS, colds, strict=False):
+        limit = None if peer else 30
+        yield spread("metadata", f"{peer}cold stat, {name}", cold, "us", at_most=limit)
     yield spread("metadata", f"hot stat, {name}", hot, "us")

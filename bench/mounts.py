@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 from bench import machine, peer
 from ckptgate.app.registry import find_mount
@@ -133,7 +134,7 @@ def mounted(
 
 
 class PeerMount:
-    """A running pass-through file system made with mfusepy.
+    """A running file system of a peer's process.
 
     Attributes:
         path: mount point.
@@ -145,12 +146,13 @@ class PeerMount:
 
 
 @contextlib.contextmanager
-def peer_mounted(base: Path) -> Iterator[PeerMount]:
-    """Mount the peer over a directory below *base*."""
-    point, backing = base / "peer-mnt", base / "peer-data"
+def peer_mounted(base: Path, module: ModuleType = peer) -> Iterator[PeerMount]:
+    """Mount a peer (`bench.peer` or `bench.bare`) over a directory below *base*."""
+    name = module.__name__.rpartition(".")[2]
+    point, backing = base / f"{name}-mnt", base / f"{name}-data"
     point.mkdir()
     backing.mkdir()
-    process = subprocess.Popen([sys.executable, "-m", peer.__name__, backing, point])
+    process = subprocess.Popen([sys.executable, "-m", module.__name__, backing, point])
     try:
         until("the peer's mount", lambda: os.path.ismount(point), 20)
         yield PeerMount(point, process.pid)
