@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import shutil
 import sqlite3
@@ -23,6 +24,7 @@ from ckptgate.errors import (
     BusyError,
     ExistsError,
     FormatVersionError,
+    FullError,
     IntegrityError,
     InvalidNameError,
     MissingError,
@@ -326,6 +328,28 @@ def test_network_file_systems_are_refused_by_name():
             check_local(path, mountinfo)
         assert "--spool" in caught.value.hint
     check_local("/mnt/nfs share/local/spool", mountinfo)
+
+
+def test_a_spool_that_copies_on_write_is_warned_of(caplog):
+    check_local("/data/spool", "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n")
+    assert not caplog.records
+    check_local("/data/spool", "22 1 8:1 / / rw - btrfs /dev/sda1 rw\n")
+    assert "type=btrfs hint='set spool_max" in caplog.text
+
+
+def test_a_used_up_quota_is_told_as_one(tmp_path, monkeypatch):
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_WRITE
+
+    def refuse(fd: int, offset: int, length: int) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    found = from_sqlite(error, str(tmp_path / "spool.db"))
+    assert isinstance(found, FullError)
+    assert found.errno == errno.EDQUOT
+    assert "quota" in found.message
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_closed_spool_says_so(spool):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
+import tempfile
 from typing import Final
 
 from ckptgate.errors import BusyError, CkptError, ExistsError, FullError, UnusableError, UsageError
@@ -20,6 +21,8 @@ _TAKEN: Final = frozenset(
         sqlite3.SQLITE_CONSTRAINT_UNIQUE,
     }
 )
+_PROBE_BYTES: Final = 64 << 10
+"""What SQLite writes at a time is less."""
 _FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -27,7 +30,7 @@ def from_sqlite(error: sqlite3.Error, path: str) -> CkptError:
     """What *error*, raised by the database file *path*, means to a caller.
 
     An I/O error on a full file system is a full disk: SQLite says so for its own writes, but not
-    where it extends the shared index.
+    where it extends the shared index, nor of a quota.
     """
     # The lowest eight bits are the error's class, the rest its details.
     extended = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
@@ -37,8 +40,8 @@ def from_sqlite(error: sqlite3.Error, path: str) -> CkptError:
             return BusyError(msg, subject=path, hint=f"fuser -v {path}")
         case sqlite3.SQLITE_FULL:
             return _full(path)
-        case sqlite3.SQLITE_IOERR if _is_full(path):
-            return _full(path)
+        case sqlite3.SQLITE_IOERR if number := _lacking(path):
+            return _full(path, number)
         case sqlite3.SQLITE_READONLY:
             msg = f"the spool's database cannot be written: {path} ({error})"
             return UnusableError(
@@ -66,7 +69,7 @@ def from_sqlite(error: sqlite3.Error, path: str) -> CkptError:
 def from_os(error: OSError, path: str, doing: str) -> CkptError:
     """What the system's *error* means that came up while *doing* something with *path*."""
     if error.errno in _FULL_ERRNOS:
-        return _full(path)
+        return _full(path, errno.EDQUOT if error.errno == errno.EDQUOT else errno.ENOSPC)
     msg = f"cannot {doing}: {path}: {error.strerror or error}"
     return UnusableError(
         msg,
@@ -76,13 +79,20 @@ def from_os(error: OSError, path: str, doing: str) -> CkptError:
     )
 
 
-def _full(path: str) -> FullError:
-    return FullError(f"no space is left for the spool: {path}", subject=path, hint=_FREE_HINT)
+def _full(path: str, number: int = errno.ENOSPC) -> FullError:
+    what = "the quota is used up" if number == errno.EDQUOT else "no space is left"
+    msg = f"{what} for the spool: {path}"
+    return FullError(msg, subject=path, hint=_FREE_HINT, errno_value=number)
 
 
-def _is_full(path: str) -> bool:
+def _lacking(path: str) -> int:
+    """ENOSPC or EDQUOT if nothing can be written beside *path*, else 0."""
     try:
-        found = os.statvfs(os.path.dirname(path))
-    except OSError:
-        return False
-    return found.f_bavail == 0
+        if os.statvfs(os.path.dirname(path)).f_bavail == 0:
+            return errno.ENOSPC
+        # No call tells how much of a quota is left.
+        with tempfile.TemporaryFile(dir=os.path.dirname(path)) as probe:
+            os.posix_fallocate(probe.fileno(), 0, _PROBE_BYTES)
+    except OSError as exc:
+        return exc.errno if exc.errno in {errno.ENOSPC, errno.EDQUOT} else 0
+    return 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import re
 import stat
@@ -36,7 +37,9 @@ _NETWORK: Final = frozenset({
     "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "ocfs2", "orangefs", "pvfs2", "smb3",
     "smbfs", "wekafs",
 })  # fmt: skip
+_COPY_ON_WRITE: Final = frozenset({"bcachefs", "btrfs", "nilfs2", "zfs"})
 _MOUNTINFO: Final = "/proc/self/mountinfo"
+_log = logging.getLogger(__name__)
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
@@ -60,7 +63,7 @@ def file_system_of(path: str, mountinfo: str) -> tuple[str, str]:
 
 
 def check_local(path: str, mountinfo: str | None = None) -> None:
-    """Refuse a spool on a network file system.
+    """Refuse a spool on a network file system; warn of one that copies on write.
 
     Raises:
         UnusableError: *path* lies on one; the message names it.
@@ -79,6 +82,14 @@ def check_local(path: str, mountinfo: str | None = None) -> None:
             "where processes cannot share a database in WAL mode"
         )
         raise UnusableError(msg, subject=path, hint="name a local directory with --spool")
+    if kind in _COPY_ON_WRITE:
+        # Each store to a mapped page needs new space there: without any it is a SIGBUS.
+        _log.warning(
+            "spool-copies-on-write path=%s type=%s hint='set spool_max well below its space or "
+            "quota: once that is used up, the gateway stands still until some is freed'",
+            path,
+            kind,
+        )
 
 
 def prepare(path: str) -> str:
