@@ -8,8 +8,10 @@ Thread rule: any thread; a call may block on the store unless it says otherwise.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
+from dataclasses import dataclass
 from typing import Final
 
 from ckptgate.engine.adopt import Unnamed, adopt, adopt_root, fill, load_manifest, tell_unnamed
@@ -35,6 +37,14 @@ AWAY_S: Final = 2.0
 """How long a store that did not answer isn't asked for views that are known."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A view, and when the log was read to the end that it shows; monotonic clock, seconds."""
+
+    view: RunView
+    read_at_s: float
+
+
 class StoreCatalog:
     """`ports.catalog.Catalog` on a store and a spool. Any thread."""
 
@@ -57,7 +67,7 @@ class StoreCatalog:
         self._invalidations = invalidations
         self._fetcher = Fetcher(store=store, spool=spool, events=events)
         self._lock = threading.Lock()
-        self._views: dict[str, RunView] = {}
+        self._views: dict[str, _Known] = {}
         self._run_nodes: dict[str, int] = {}
         self._away_until_s: dict[str, float] = {}
         self._shared: dict[int, tuple[float, bool]] = {}
@@ -68,10 +78,10 @@ class StoreCatalog:
 
     def is_fresh(self, run: str, max_age_s: float) -> bool:
         """Whether `view(run, max_age_s)` would answer from memory; never blocks."""
-        if run not in self._views:
+        known = self._views.get(run)
+        if known is None:
             return False
-        age_s = self._logs.get(run).age_s()
-        return self._is_away(run) or (age_s is not None and age_s < max_age_s)
+        return self._is_away(run) or self._clock.monotonic() - known.read_at_s < max_age_s
 
     def view(self, run: str, max_age_s: float) -> RunView:
         """The run's state; see `ports.catalog.Catalog.view`.
@@ -81,40 +91,52 @@ class StoreCatalog:
         *max_age_s* 0) knows of something that the store answered since, and is not put off so.
         """
         log = self._logs.get(run)
-        if max_age_s > 0 and self._is_away(run) and run in self._views:
-            return self._view_of(log)
+        known = self._views.get(run)
+        if known is not None and max_age_s > 0 and self.is_fresh(run, max_age_s):
+            return self._newest_now(log, known)
         try:
-            log.refresh_if_older(max_age_s)
+            read = log.read(max_age_s, lambda state: self._made(log, state))
             self._away_until_s.pop(run, None)
         except TransientStoreError as exc:
-            if run not in self._views:
+            if known is None:
                 raise
             self._away_until_s[run] = self._clock.monotonic() + AWAY_S
             _log.warning("view-is-old run=%s age_s=%.1f error=%s", run, log.age_s() or 0.0, exc)
-        return self._view_of(log)
+            return self._newest_now(log, known)
+        return self._kept(read)
 
     def _is_away(self, run: str) -> bool:
         until_s = self._away_until_s.get(run)
         return until_s is not None and self._clock.monotonic() < until_s
 
-    def _view_of(self, log: RunLog) -> RunView:
+    def _newest_now(self, log: RunLog, known: _Known) -> RunView:
+        """What is known without waiting for somebody who reads the log just now."""
+        if known.view.length == log.state.length:
+            return known.view
+        made = log.look_now(lambda state: self._made(log, state))
+        return self._kept(known if made is None else made)
+
+    def _made(self, log: RunLog, state: RunState) -> _Known:
+        """The view of *state*, which nobody changes meanwhile."""
         known = self._views.get(log.run)
-        if known is not None and known.length == log.state.length:
-            return known
-        view = log.look_now(lambda state: _view(log.run, state)) if known is not None else None
-        if known is not None and view is None:
-            # Somebody reads the log just now: nobody who asks for what is known waits for that.
-            return known
-        view = view or log.look(lambda state: _view(log.run, state))
+        is_same = known is not None and known.view.length == state.length
+        view = known.view if known is not None and is_same else _view(log.run, state)
+        age_s = log.age_s()
+        return _Known(view, -math.inf if age_s is None else self._clock.monotonic() - age_s)
+
+    def _kept(self, made: _Known) -> RunView:
+        """Keep this view, unless another thread folded further meanwhile; returns the newest."""
+        run = made.view.run
         with self._lock:
-            known = self._views.get(log.run)
-            # Another thread may have folded further meanwhile.
-            if known is not None and known.length >= view.length:
-                return known
-            self._views[log.run] = view
-        if known is not None:
-            self._tell_changes(known, view)
-        return view
+            known = self._views.get(run)
+            if known is not None and known.view.length > made.view.length:
+                return known.view
+            if known is not None:
+                made = _Known(made.view, max(made.read_at_s, known.read_at_s))
+            self._views[run] = made
+        if known is not None and known.view is not made.view:
+            self._tell_changes(known.view, made.view)
+        return made.view
 
     def _tell_changes(self, old: RunView, new: RunView) -> None:
         """Have the kernel forget the names whose meaning changed."""

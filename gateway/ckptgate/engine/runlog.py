@@ -124,6 +124,19 @@ class RunLog:
             if read_at is None or read_at <= asked - max_age_s:
                 self.refresh()
 
+    def read(self, max_age_s: float, look: Callable[[RunState], _T]) -> _T:
+        """What *look* makes of the state as it was less than *max_age_s* seconds before this call.
+
+        Threads that wait for a refresh that began after their call are served by it. What others
+        do with the log right afterwards can't keep the caller from what was read for it.
+        """
+        asked = self._clock.monotonic()
+        with self._lock:
+            read_at = self._read_at
+            if read_at is None or read_at <= asked - max_age_s:
+                self.refresh()
+            return look(self.state)
+
     def append(self, decide: Callable[[RunState], Entry | None]) -> LogRecord | None:
         """Append the entry that *decide* makes of the newest state.
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from ckptgate.engine.events import Events
+from ckptgate.engine.runlog import RunLog
 from ckptgate.errors import MissingError, TransientStoreError
 from ckptgate.model.entries import Fence
 from ckptgate.ports.catalog import Catalog
@@ -197,6 +198,32 @@ def test_what_is_known_is_told_while_somebody_waits_for_the_store(make_node):
     finally:
         go_on.set()
         reader.join(10)
+
+
+def test_what_was_read_for_a_view_is_in_it_whoever_reads_the_log_next(make_node, monkeypatch):
+    """I5: who knows that the log has a newer value asks for it, and must not get the older one."""
+    a, b = make_node("a"), make_node("b")
+    a.save("step-1", {"f": b"1"})
+    known = b.catalog.view("run", 0.0)
+    a.save("step-2", {"f": b"2"})
+    # Another thread is always quicker: it has the log again at once.
+    monkeypatch.setattr(RunLog, "look_now", lambda *_: None)
+    assert known.pointers["latest"].target == "step-1"
+    assert b.catalog.view("run", 0.0).pointers["latest"].target == "step-2"
+
+
+def test_a_view_is_as_old_as_its_own_reading_of_the_log(make_node, monkeypatch):
+    """Another thread's newer reading doesn't make the older view fresh."""
+    a, b = make_node("a"), make_node("b")
+    a.save("step-1", {"f": b"1"})
+    b.catalog.view("run", 0.0)
+    b.clock.advance(5.0)
+    a.save("step-2", {"f": b"2"})
+    log = b.logs.get("run")
+    log.refresh()
+    monkeypatch.setattr(RunLog, "look_now", lambda *_: None)
+    assert not b.catalog.is_fresh("run", 1.0)
+    assert b.catalog.view("run", 1.0).pointers["latest"].target == "step-2"
 
 
 def test_a_checkpoint_that_is_only_listed_costs_no_manifest(make_node, monkeypatch):
