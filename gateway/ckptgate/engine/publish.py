@@ -20,7 +20,8 @@ from ckptgate.engine.digest import Fingerprint
 from ckptgate.engine.manifests import load_manifest
 from ckptgate.engine.node import Node
 from ckptgate.engine.runlog import RunLog
-from ckptgate.engine.votes import Voter, is_shared_job, pending_value
+from ckptgate.engine.settling import Settling
+from ckptgate.engine.votes import Voter
 from ckptgate.errors import CkptError, IntegrityError, MissingError, RefusedError
 from ckptgate.model.documents import (
     MAX_DOCUMENT_BYTES,
@@ -30,18 +31,11 @@ from ckptgate.model.documents import (
     decode,
     digest_of,
 )
-from ckptgate.model.entries import Entry, Point, Published, Retire
+from ckptgate.model.entries import Entry, Published, Retire
 from ckptgate.model.layout import join_key, manifest_key
 from ckptgate.model.rules import AttemptPhase, AttemptView, FoldedPointer, RunState
 from ckptgate.model.states import AttemptState
-from ckptgate.ports.spool import (
-    SETTLED_META,
-    AttemptRow,
-    LocalBytes,
-    PendingKind,
-    PendingRow,
-    TombstoneRow,
-)
+from ckptgate.ports.spool import AttemptRow, LocalBytes, TombstoneRow
 from ckptgate.ports.store import PlainKind
 
 __all__ = ["Publication"]
@@ -52,9 +46,8 @@ POINTER_ROUNDS_MAX: Final = 8
 """How often one pass follows pointers that move under its hands."""
 RETIRED_WATCHED: Final = 16
 """So many that were retired last are looked at again whenever the log has grown."""
-REMOVAL_KEPT_S: Final = 60.0
 TOMBSTONE_KEPT_S: Final = 2.0
-"""How long a pointer that was removed stays so after the log gave it another value."""
+"""How long a removed checkpoint stays hidden from its job here after the log has retired it."""
 
 _UNDECIDED: Final = (AttemptState.OPEN, AttemptState.SEALED)
 
@@ -77,7 +70,7 @@ class Publication:
         self._hidden: set[tuple[str, str]] = set()
         self._committed_at: dict[tuple[str, str], float] = {}
         self._done_to: dict[str, int] = {}
-        self._moved_at: dict[int, float] = {}
+        self._settling = Settling(node)
         self._retired_at: dict[int, float] = {}
 
     def step(self, run: str) -> bool:
@@ -98,7 +91,7 @@ class Publication:
         elif log.look(_unpublished):
             # Somebody else's turn, until that one has had its time.
             did = self._publish_all(log) or did
-        did = self._settle_pending(log) or did
+        did = self._settling.step(log) or did
         return self._retire(log) or did
 
     # This spool
@@ -282,102 +275,6 @@ class Publication:
         _log.info("pointer run=%s name=%s target=%s", run, value.pointer, value.target)
 
     # What users wait for
-
-    def _settle_pending(self, log: RunLog) -> bool:
-        """Pending pointers that came true, and those to a checkpoint that is committed already."""
-        did = False
-        for pending in self._spool.pending():
-            parent = self._spool.node(pending.parent)
-            if pending.kind is not PendingKind.POINTER or parent is None:
-                continue
-            if parent.plain_path != log.run:
-                continue
-            if pending.ino is None:
-                did = self._end_removal(log, pending) or did
-            else:
-                did = self._settle_pointer(log, pending) or did
-        return did
-
-    def _end_removal(self, log: RunLog, pending: PendingRow) -> bool:
-        """A removed pointer comes back to its incarnation once it has long had another value.
-
-        Not at once: who removes a pointer usually makes it again, and must not find it there.
-        """
-        folded = log.look(lambda state: state.pointers.get(pending.name))
-        if folded is not None and folded.value.target == pending.target:
-            return False
-        since = self._moved_at.setdefault(pending.id, self._clock.monotonic())
-        if self._clock.monotonic() - since < REMOVAL_KEPT_S:
-            return False
-        self._moved_at.pop(pending.id)
-        self._spool.drop_pending(pending.id)
-        self._invalidations.name(pending.parent, pending.name)
-        return True
-
-    def _settle_pointer(self, log: RunLog, pending: PendingRow) -> bool:
-        node = self._spool.node(pending.ino) if pending.ino is not None else None
-        is_committed = log.look(lambda state: pending.target in state.current)
-        if node is None or not is_committed or self._is_being_saved(log.run, pending):
-            return False
-        value = pending_value(self._spool, pending.name, node, pending.target)
-        if value is None:
-            return False
-        if not self._is_folded(log, value) and not self._point(log, pending, value):
-            return False
-        self._drop_settled(log, pending, value)
-        return True
-
-    def _drop_settled(self, log: RunLog, pending: PendingRow, value: PointerValue) -> None:
-        """The log says the pending value: readers are to look there from now on.
-
-        Unless it was written again meanwhile: then the new text comes next.
-        """
-        length = log.look(lambda state: state.length)
-        with self._spool.transaction():
-            if pending not in self._spool.pending(parent=pending.parent, name=pending.name):
-                return
-            node = None if pending.ino is None else self._spool.node(pending.ino)
-            if node is None:
-                return
-            if pending_value(self._spool, pending.name, node, pending.target) != value:
-                return
-            self._spool.drop_pending(pending.id)
-            self._spool.set_meta(SETTLED_META.format(run_ino=pending.parent), str(length))
-        self._invalidations.name(pending.parent, pending.name)
-
-    def _is_being_saved(self, run: str, pending: PendingRow) -> bool:
-        """Whether the pointer is meant for a newer attempt of that name, whose vote carries it."""
-        rows = self._spool.attempts(run=run, name=pending.target, states=_UNDECIDED)
-        return any(row.job_key == pending.job_key for row in rows)
-
-    def _is_folded(self, log: RunLog, value: PointerValue) -> bool:
-        folded: FoldedPointer | None = log.look(lambda state: state.pointers.get(value.pointer))
-        return folded is not None and folded.value == value
-
-    def _point(self, log: RunLog, pending: PendingRow, value: PointerValue) -> bool:
-        """A pointer written after its target was committed: set it by a decision of its own."""
-        is_shared = is_shared_job(pending.job_key)
-
-        def decide(state: RunState) -> Entry | None:
-            folded = state.pointers.get(value.pointer)
-            if folded is not None and folded.value == value:
-                return None
-            own = state.generation_of(pending.job_key)
-            if is_shared and own is not None and own < state.generation:
-                # Of an incarnation that a newer one has replaced.
-                return None
-            return Point(pointer=value, reason="written after its target was committed")
-
-        try:
-            log.append(decide)
-        except RefusedError as exc:
-            _log.info("pointer-refused name=%s reason=%s", pending.name, exc)
-            return False
-        if not self._is_folded(log, value):
-            detail = f"{value.content!r} comes from an incarnation that was replaced: dropped"
-            self._events.record("pointer-stale", join_key(log.run, value.pointer), detail)
-        self._done_to.pop(log.run, None)
-        return True
 
     def _retire(self, log: RunLog) -> bool:
         return _each(self._spool.tombstones(run=log.run), lambda tomb: self._retire_one(log, tomb))

@@ -38,8 +38,8 @@ BEGAN_META = "began.{attempt}"
 """Setting with the newest generation that was known when the attempt with that row id began."""
 WRITERS_META = "writers.{attempt}"
 """Setting with the [pid, start] of all processes that wrote the attempt with that row id (JSON)."""
-SETTLED_META = "settled.{run_ino}"
-"""Setting with the length of a run's log that holds every pointer which was pending there before:
+SETTLED_META = "settled.{run_ino}.{name}"
+"""Setting with the length of a run's log that holds the pointer's value which was pending before:
 who no longer finds the pending value must know at least that much of the log."""
 JOINING_META = "joining-{attempt}"
 """Setting with the intent that the attempt with that row id is about to have in the store."""

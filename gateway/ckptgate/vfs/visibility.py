@@ -283,17 +283,16 @@ def _in_run(ctx: Context, caller: Caller, who: Who, parent: NodeRow, name: str) 
     if found is not None or is_deleted:
         return found
     pending = pointers.own_pending(ctx, who, parent, name)
-    if pending is not None and not pointers.is_settled(ctx, parent, pending, view):
+    if pending is not None:
         if pending.ino is None:
             return None
         node = ctx.node(pending.ino)
         return Found(node=node, what=What.PENDING, timeout_s=0.0, pending=pending)
-    if pending is None and (name in view.pointers or names.is_pointer(ctx, parent, name)):
-        view = pointers.caught_up(ctx, caller, parent, view)
-    value = view.pointers.get(name)
-    if value is not None:
-        node = pointers.pointer_node(ctx, parent, value)
-        return Found(node=node, what=What.POINTER, timeout_s=0.0)
+    if name in view.pointers or names.is_pointer(ctx, parent, name):
+        view = pointers.caught_up(ctx, caller, parent, view, name)
+    logged = pointers.logged(ctx, parent, name, view)
+    if logged is not None:
+        return Found(node=logged, what=What.POINTER, timeout_s=0.0)
     return _plain_or_other(ctx, caller, who, parent, name, view)
 
 
@@ -325,8 +324,6 @@ def _plain_or_other(
     child = ctx.spool.child(parent.ino, name)
     if child is not None and child.plain_path is not None:
         return _plain_found(ctx, caller, parent, name, child)
-    if child is not None:
-        pointers.drop_pointer_node(ctx, parent, name)
     if who.is_shared and names.is_checkpoint(ctx, parent, name):
         other = _others_attempt(ctx, caller, who, parent, name)
         if other is not None:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from ckptgate.engine.settling import settle
 from ckptgate.errors import CkptError, MissingError
 from ckptgate.model.documents import PointerKind, PointerValue
 from ckptgate.model.jobkey import OUTSIDE, JobKey, JobKind, RankInfo
@@ -370,6 +371,13 @@ class World:
         )
         view = self.catalog.view(run, 0)
         self.catalog.set_view(run, pointers={**view.pointers, pointer: value})
+
+    def settle(self, name: str) -> None:
+        """The publisher has read in the log what is pending under that name."""
+        row = next(row for row in self.spool.pending() if row.name == name)
+        view = self.catalog.view("", 0)
+        with self.spool.transaction():
+            settle(self.spool, row, view.pointers[name], view.length)
 
     def die(self, caller: Caller, opened: Opened | None = None) -> None:
         """The process is killed; the kernel closes its file."""

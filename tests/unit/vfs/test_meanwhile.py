@@ -11,7 +11,6 @@ import pytest
 
 from ckptgate.errors import CkptError, MissingError
 from ckptgate.model.states import AttemptState
-from ckptgate.ports.spool import SETTLED_META
 
 
 def before_the_change(world, action):
@@ -95,40 +94,60 @@ def test_a_stores_late_answer_does_not_replace_a_renamed_file(world, entry):
     assert world.read(world.a, "value.log") == b"second"
 
 
-def test_a_pointer_that_is_rewritten_while_it_settles_is_not_lost(world):
-    """I5: the job's newest value stays, whoever looks at the older one."""
-    world.commit("", "step-1", {"w": b"1"})
-    world.commit("", "step-2", {"w": b"2"})
-    world.symlink(world.a, "step-1", "latest")
-    world.set_pointer("", "latest", "step-1")
-
-    def rewrite():
-        world.unlink(world.a, "latest")
-        world.symlink(world.a, "step-2", "latest")
-
-    before_the_change(world, rewrite)
-    world.walk(world.a2, "latest")
-    assert world.readlink(world.a2, "latest") == "step-2"
-    assert [row.target for row in world.spool.pending()] == ["step-2"]
-
-
-def test_a_settled_pointer_is_not_followed_by_an_older_view(world):
-    """I5: the value went from the pending row to the log; the known view is older than that."""
+def _moved_and_settled(world):
+    """The pointer went from step-1 to step-2; returns the views before and after that."""
     for step in (1, 2):
         world.commit("", f"step-{step}", {"w": b"1"})
     world.set_pointer("", "latest", "step-1")
     old = world.catalog.view("", 0)
     world.symlink(world.a, "step-2", ".new")
     world.rename(world.a, ".new", "latest")
-    (row,) = world.spool.pending()
-    world.spool.drop_pending(row.id)
-    world.spool.set_meta(SETTLED_META.format(run_ino=row.parent), str(old.length + 1))
+    assert world.readlink(world.b, "latest") == "step-1"
     world.set_pointer("", "latest", "step-2")
     world.catalog.set_view("", length=old.length + 1)
-    new = world.catalog.view("", 0)
+    world.settle("latest")
+    return old, world.catalog.view("", 0)
+
+
+def test_a_settled_pointer_is_not_followed_by_an_older_view(world):
+    """I5: the value went from the pending row to the log; the known view is older than that."""
+    old, new = _moved_and_settled(world)
     world.catalog.view = lambda run, age: old if age else new
-    assert world.readlink(world.a, "latest") == "step-2"
+    for caller in (world.a, world.b):
+        assert world.readlink(caller, "latest") == "step-2"
     assert "latest" in world.names(world.a)
+
+
+@pytest.mark.parametrize("was_there", [True, False], ids=["moved", "new"])
+def test_a_settled_pointer_stays_when_the_log_cannot_be_read_again(world, was_there):
+    """I5: the store goes away before the mount has read what the publisher wrote."""
+    old, _ = _moved_and_settled(world)
+    if not was_there:
+        old = dataclasses.replace(old, pointers={})
+    world.catalog.view = lambda run, age: old
+    for caller in (world.a, world.b, world.a):
+        assert world.readlink(caller, "latest") == "step-2"
+    assert "latest" in world.names(world.a)
+
+
+def test_a_slow_look_up_does_not_put_the_older_value_in_the_place_of_the_settled_one(world):
+    """I5: it began before that; whoever comes after it must find the newer one."""
+    for step in (1, 2):
+        world.commit("", f"step-{step}", {"w": b"1"})
+    world.set_pointer("", "latest", "step-1")
+    old = world.catalog.view("", 0)
+    world.symlink(world.a, "step-2", ".new")
+    world.rename(world.a, ".new", "latest")
+
+    def publish():
+        world.set_pointer("", "latest", "step-2")
+        world.catalog.set_view("", length=old.length + 1)
+        world.settle("latest")
+
+    before_the_change(world, publish)
+    world.readlink(world.b, "latest")
+    world.catalog.view = lambda run, age: old
+    assert world.readlink(world.a, "latest") == "step-2"
 
 
 def test_a_file_that_only_the_store_has_grows_while_somebody_has_it_open(world):

@@ -86,13 +86,46 @@ def test_a_reader_that_holds_an_old_pointer_keeps_its_node(world):
     assert world.walk(world.b, "latest").timeout_s == 0
 
 
-def test_a_published_pointer_is_no_longer_pending_and_keeps_its_node(world):
+def test_a_settled_pointer_keeps_its_node_and_everybody_has_that(world):
     world.mkdir(world.a, "step-2")
     ino = world.symlink(world.a, "step-2", "latest")
     world.set_pointer("", "latest", "step-2")
+    world.settle("latest")
     assert world.walk(world.a, "latest").attr.ino == ino
     assert _pending(world, "latest") == []
     assert world.walk(world.b, "latest").attr.ino == ino
+
+
+def test_a_settled_text_stands_for_the_logs_and_is_written_beside_it(world):
+    value = PointerValue(
+        pointer="latest", kind=PointerKind.TEXT, target="step-2", content="step-2\n"
+    )
+    world.mkdir(world.a, "step-2")
+    world.write(world.a, "latest", b"step-2\n")
+    ino = world.walk(world.a, "latest").attr.ino
+    world.catalog.set_view("", length=1, pointers={"latest": value})
+    world.settle("latest")
+    assert world.walk(world.b, "latest").attr.ino == ino
+    assert world.read(world.b, "latest") == b"step-2\n"
+    world.mkdir(world.a, "step-3")
+    world.write(world.a, "latest", b"step-3\n")
+    assert world.read(world.a, "latest") == b"step-3\n"
+    assert world.read(world.b, "latest") == b"step-2\n"
+
+
+def test_a_pending_value_that_the_log_had_once_is_still_what_the_job_wrote(world):
+    """I5: `latest` was step-1, is written to step-2 and back, which the publisher hasn't seen."""
+    world.commit("", "step-1", {"w": b"1"})
+    world.commit("", "step-2", {"w": b"2"})
+    world.set_pointer("", "latest", "step-1")
+    for target in ("step-2", "step-1"):
+        world.symlink(world.a, target, ".new")
+        world.rename(world.a, ".new", "latest")
+    assert world.readlink(world.a, "latest") == "step-1"
+    # The publisher was about to append the first; then comes the second, if it is still pending.
+    world.set_pointer("", "latest", "step-2")
+    assert world.readlink(world.a, "latest") == "step-1"
+    assert [row.target for row in _pending(world, "latest")] == ["step-1"]
 
 
 def test_a_pointer_to_something_else_is_a_plain_link(world):
