@@ -7,7 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,9 @@ def test_a_process_that_died_in_a_commit_costs_only_time(pair):
     """I11: after it nothing is kept, until the next commit."""
     first, second = pair
     node = first.add_node(NODE)
-    first._db._generation.begin()
+    dying = Generation(first.path)
+    dying.begin()
+    dying.close()
     seen = statements(second)
     assert [second.node(node.ino), second.node(node.ino)] == [node, node]
     assert len(seen) == 2
@@ -134,6 +136,54 @@ def test_a_process_that_died_in_a_commit_costs_only_time(pair):
     seen.clear()
     assert second.node(node.ino).size == 3
     assert seen == []
+
+
+class Interrupted:
+    """A connection whose process is put aside right after its next COMMIT, while others go on."""
+
+    def __init__(self, connection: sqlite3.Connection, meanwhile: Callable[[], None]) -> None:
+        self._connection = connection
+        self._meanwhile: Callable[[], None] | None = meanwhile
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+        done = self._connection.execute(sql, *values)
+        meanwhile = self._meanwhile
+        if sql == "COMMIT" and meanwhile is not None:
+            self._meanwhile = None
+            meanwhile()
+        return done
+
+
+@pytest.mark.parametrize("how_many", [1, 2])
+def test_a_commit_that_is_counted_late_hides_none_that_came_after_it(pair, how_many):
+    """I6: a slower process would else go on with rows that another one has changed since."""
+    first, second = pair
+    node = first.add_node(NODE)
+    assert first.child(ROOT_INO, "a") is None
+
+    def change() -> None:
+        with second.transaction():
+            second.link(ROOT_INO, "a", node.ino)
+        for size in range(1, how_many):
+            second.update_node(node.ino, size=size)
+
+    other = threading.Thread(target=change)
+
+    def meanwhile() -> None:
+        other.start()
+        # It either gets through or waits until this commit is counted.
+        other.join(0.5)
+
+    first._db._connection = Interrupted(first._db._connection, meanwhile)
+    first.set_meta("x", "1")
+    other.join()
+    assert first.child(ROOT_INO, "a") == second.child(ROOT_INO, "a")
+    assert first.child(ROOT_INO, "a").size == how_many - 1
+    with first.transaction():
+        assert first.place(node.ino) == (ROOT_INO, "a")
 
 
 def test_a_statement_that_nobody_accounts_for_empties_what_is_kept(pair):

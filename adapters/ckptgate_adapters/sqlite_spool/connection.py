@@ -282,18 +282,15 @@ class Database:
 
     def _revalidate(self) -> None:
         """The write lock was taken: nobody else can change anything until it is given back."""
-        value = self._generation.value()
-        if value & 1:
-            # Whoever made it odd is dead.
-            value = self._generation.end()
+        value = self._generation.settled()
         if value != self._kept.generation:
             self._kept.clear()
             self._kept.generation = value
 
     def _commit(self) -> None:
-        if self._is_changed:
-            self._generation.begin()
         try:
+            if self._is_changed:
+                self._generation.begin()
             self._connection.execute("COMMIT")
         except sqlite3.Error as exc:
             failure = self._translated(exc)
