@@ -124,26 +124,27 @@ class Settling:
         value = pending_value(self._spool, pending.name, node, pending.target)
         if value is None:
             return False
-        if not self._is_folded(log, value) and not self._point(log, pending, value):
+        is_pointed = not self._is_folded(log, value)
+        if is_pointed and not self._point(log, pending, value):
             return False
-        self._drop(log, pending, value)
-        return True
+        return self._drop(log, pending, value) or is_pointed
 
-    def _drop(self, log: RunLog, pending: PendingRow, value: PointerValue) -> None:
-        """The log has spoken: readers are to look there from now on.
+    def _drop(self, log: RunLog, pending: PendingRow, value: PointerValue) -> bool:
+        """The log has spoken: readers are to look there from now on; returns whether they do.
 
-        Unless it was written again meanwhile: then the new text comes next.
+        Unless it was written again meanwhile: then the new text comes next. Or somebody could still
+        write it, as a child of its writer that kept the descriptor: then it stays the job's own.
         """
         length = log.look(lambda state: state.length)
         old = None
         with self._spool.transaction():
             if pending not in self._spool.pending(parent=pending.parent, name=pending.name):
-                return
+                return False
             node = None if pending.ino is None else self._spool.node(pending.ino)
-            if node is None:
-                return
+            if node is None or self._has_writer(node):
+                return False
             if pending_value(self._spool, pending.name, node, pending.target) != value:
-                return
+                return False
             if self._is_folded(log, value):
                 old = settle(self._spool, pending, value, length)
             else:
@@ -155,6 +156,13 @@ class Settling:
             # Only the mount knows when nobody reads a nameless node any more.
             if ino is not None and self._spool.place(ino) is None:
                 self._invalidations.node(ino)
+        return True
+
+    def _has_writer(self, node: NodeRow) -> bool:
+        """Whether anybody has it open who could write it, closed by its opener or not."""
+        return node.file is not None and any(
+            handle.pid for handle in self._spool.handles(file=node.file)
+        )
 
     def _is_being_saved(self, run: str, pending: PendingRow) -> bool:
         """Whether the pointer is meant for a newer attempt of that name, whose vote carries it."""

@@ -133,7 +133,14 @@ def prepare_write(ctx: Context, caller: Caller, node: NodeRow, *, is_emptied: bo
         _start_pending(ctx, caller, place, node, is_emptied=is_emptied)
         raise _renewed(node)
     if node.file is not None and not is_frozen(ctx, node, file_of(ctx, node)):
-        return _in_place(ctx, node, is_emptied=is_emptied)
+        with ctx.change():
+            now = ctx.node(node.ino)
+            place = _place_of(ctx, now)
+            if place is not None and place.pending is None and _gets_pending(ctx, place, now):
+                # The publisher has just made it what everybody sees.
+                _start_pending(ctx, caller, place, now, is_emptied=is_emptied)
+                raise _renewed(node)
+            return _in_place(ctx, node, is_emptied=is_emptied)
     is_open = bool(ctx.memory.files.count(node.ino))
     file = _copied(ctx, caller, node, is_emptied=is_emptied)
     if is_open and place is not None:

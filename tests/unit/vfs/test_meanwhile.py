@@ -10,6 +10,7 @@ import os
 import pytest
 
 from ckptgate.errors import CkptError, MissingError
+from ckptgate.model.documents import PointerKind, PointerValue
 from ckptgate.model.states import AttemptState
 
 
@@ -128,6 +129,29 @@ def test_a_settled_pointer_stays_when_the_log_cannot_be_read_again(world, was_th
     for caller in (world.a, world.b, world.a):
         assert world.readlink(caller, "latest") == "step-2"
     assert "latest" in world.names(world.a)
+
+
+@pytest.mark.parametrize("flags", [os.O_WRONLY | os.O_TRUNC, os.O_RDWR], ids=["trunc", "rdwr"])
+def test_a_pointer_that_is_settled_while_it_is_opened_is_not_written_in_place(world, flags):
+    """I8: it is everybody's then; the job gets a new version, with one ESTALE as ever."""
+    value = PointerValue(
+        pointer="latest", kind=PointerKind.TEXT, target="step-1", content="step-1\n"
+    )
+    world.commit("", "step-1", {"w": b"1"})
+    world.write(world.a, "latest", b"step-1\n")
+    ino = world.walk(world.a, "latest").attr.ino
+    world.catalog.set_view("", pointers={"latest": value})
+    before_the_change(world, lambda: world.settle("latest"))
+    with pytest.raises(CkptError) as caught:
+        world.vfs.open(world.a, ino, flags)
+    assert caught.value.errno == errno.ESTALE
+    assert world.read(world.b, "latest") == b"step-1\n"
+    opened = world.vfs.open(world.a, world.walk(world.a, "latest").attr.ino, flags)
+    os.pwrite(opened.fd, b"step-2\n", 0)
+    assert world.read(world.b, "latest") == b"step-1\n"
+    world.close(world.a, opened)
+    assert world.read(world.a, "latest") == b"step-2\n"
+    assert world.read(world.b, "latest") == b"step-1\n"
 
 
 def test_a_slow_look_up_does_not_put_the_older_value_in_the_place_of_the_settled_one(world):
