@@ -7,6 +7,7 @@ text that is truncated and written again) only the job that does it may see, on 
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,8 @@ def text_pointer():
 
 def text_plain():
     text = open(path).read()
-    return int(text[:8]) if len(text) == 3009 and text.endswith("\\n") else None
+    number, _, rest = text.partition(" ")
+    return int(number) if rest == "x" * (int(number or 0) * 7 % 50) + "\\n" else None
 
 def link_pointer():
     target = os.readlink(path)
@@ -82,7 +84,7 @@ def value(number):
         return ("./" if number % 2 else "") + f"file-{step}"
     if kind == "text_pointer":
         return f"step-{step}" + " " * (number - step * block) + "\\n"
-    return f"{number:8d}" + "x" * 3000 + "\\n"
+    return f"{number} " + "x" * (number * 7 % 50) + "\\n"
 
 def write(where, text):
     with open(where, "w") as stream:
@@ -166,12 +168,17 @@ def test_a_text_pointer_is_replaced_while_all_poll_it(run: Run, method: str, cou
 
 
 @pytest.mark.parametrize("count", [SOME, pytest.param(MANY, marks=LONG)])
-# A link that both nodes poll may be seen torn for a moment on the other one: only in the long run.
-@pytest.mark.parametrize("kind", [pytest.param("link_plain", marks=pytest.mark.full), "text_plain"])
+@pytest.mark.parametrize("kind", ["link_plain", "text_plain"])
 def test_a_plain_name_is_renamed_over_while_all_poll_it(run: Run, kind: str, count: int):
+    """I8: also where the texts have different lengths, and the kernel knows an older one's."""
+
+    def is_there(path: Path) -> bool:
+        # A live file is in the store as soon as it is made, its content a moment later.
+        return path.exists() and path.read_text() == "1"
+
     for number in range(STEPS):
         (run.here / f"file-{number}").write_text("1")
-        until("the file on the other node", (run.there / f"file-{number}").exists)
+        until("the file on the other node", partial(is_there, run.there / f"file-{number}"))
     replace(run, "value.log", kind, "rename", count)
 
 

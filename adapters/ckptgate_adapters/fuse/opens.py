@@ -260,6 +260,9 @@ class Backing:
                 backing_id = self._try_register(opened.fd) if can_pass and self.is_on else 0
             self._table.add(ino, opened.fh, request, backing_id, file_ino)
             self._table.forget_request(ino, request, but=opened.fh)
+        if not backing_id and opened.is_direct:
+            # Of a cached file the kernel gives no more than the size that it knows.
+            return OpenFlag.DIRECT_IO, 0
         if not backing_id:
             return (OpenFlag.KEEP_CACHE if opened.keep_cache else 0), 0
         is_direct = not can_pass or flags & os.O_DIRECT

@@ -25,6 +25,7 @@ from ckptgate.vfs import names, pending, revisions, stored, times, visibility
 from ckptgate.vfs.attributes import entry_of, entry_of_new, is_decided
 from ckptgate.vfs.bytes import make_file
 from ckptgate.vfs.context import Context, Who, stale
+from ckptgate.vfs.following import SMALL_BYTES, follow
 from ckptgate.vfs.interface import Caller, Entry, Opened
 from ckptgate.vfs.openfiles import OpenFile
 from ckptgate.vfs.room import check_room
@@ -176,7 +177,11 @@ def open_file(ctx: Context, caller: Caller, ino: int, flags: int) -> Opened:
 def _open_to_read(ctx: Context, node: NodeRow) -> Opened:
     if node.file is None:
         with ctx.change():
-            return _add_handle(ctx, None, node, None, -1)
+            opened = _add_handle(ctx, None, node, None, -1)
+        handle = ctx.memory.files.get(opened.fh)
+        if handle is not None:
+            handle.is_small = node.size < SMALL_BYTES
+        return dataclasses.replace(opened, is_direct=node.size < SMALL_BYTES)
     file = file_of(ctx, node)
     if _has_successor(ctx, node, file):
         msg = f"node {node.ino} was replaced when its checkpoint was committed"
@@ -311,8 +316,12 @@ def read_plain(ctx: Context, caller: Caller, fh: int, offset: int, length: int) 
         raise MissingError(msg, errno_value=errno.EBADF)
     if handle.fd >= 0:
         return os.pread(handle.fd, length, offset)
-    ctx.need_block(caller)
     # A directory above it may have been renamed since it was opened.
     node = ctx.spool.node(handle.row.ino)
     path = (node.plain_path if node is not None else None) or handle.plain_path
-    return stored.read(ctx, path, lambda path: ctx.catalog.plain_read(path, offset, length))
+
+    def read(offset: int, length: int) -> bytes:
+        ctx.need_block(caller)
+        return stored.read(ctx, path, lambda path: ctx.catalog.plain_read(path, offset, length))
+
+    return follow(handle, offset, length, read)

@@ -93,12 +93,15 @@ class Opened:
         is_complete: all bytes are in the spool file: the driver may let the kernel pass through, or
             read and write *fd* itself. If false, `ensure` comes before each read.
         keep_cache: pages cached at an earlier open are still right.
+        is_direct: each read(2) is to be one READ, or several in order, whatever size is known: the
+            vfs gives all of them the same version.
     """
 
     fh: int
     fd: int
     is_complete: bool
     keep_cache: bool = False
+    is_direct: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

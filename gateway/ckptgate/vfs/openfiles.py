@@ -12,7 +12,20 @@ from dataclasses import dataclass
 
 from ckptgate.ports.spool import NO_FILE, HandleRow
 
-__all__ = ["OpenFile", "OpenFiles"]
+__all__ = ["OpenFile", "OpenFiles", "Seen"]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Bytes that a descriptor read in the store, and where they begin."""
+
+    offset: int
+    data: bytes
+
+    @property
+    def end(self) -> int:
+        """Where they end."""
+        return self.offset + len(self.data)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -24,12 +37,16 @@ class OpenFile:
         fd: of the spool file; -1 for a plain file that is only in the store.
         plain_path: of the latter.
         is_writer: it was opened for writing.
+        is_small: a plain file that is only in the store was small at its open; see `following`.
+        seen: what was read of it last.
     """
 
     row: HandleRow
     fd: int
     plain_path: str
     is_writer: bool
+    is_small: bool = False
+    seen: Seen | None = None
 
     @property
     def file(self) -> int | None:

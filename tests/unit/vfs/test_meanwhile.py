@@ -187,6 +187,39 @@ def test_a_file_that_only_the_store_has_grows_while_somebody_has_it_open(world):
     world.close(world.a, opened)
 
 
+def test_a_small_file_of_the_store_is_read_as_one_version(world):
+    """I8: another node replaces it between two reads of one descriptor, by a longer text."""
+    world.catalog.add_plain("value.log", b"9\n")
+    ino = world.walk(world.a, "value.log").attr.ino
+    world.catalog.add_plain("value.log", b"100\n")
+    opened = world.vfs.open(world.a, ino, os.O_RDONLY)
+    assert opened.is_direct
+    # As much as the size that was known, and one more to see the end.
+    assert world.vfs.read(world.a, opened.fh, 0, 3) == b"100"
+    world.catalog.add_plain("value.log", b"20000000\n")
+    assert world.vfs.read(world.a, opened.fh, 3, 100) == b"\n"
+    assert world.vfs.read(world.a, opened.fh, 4, 100) == b""
+    assert world.vfs.read(world.a, opened.fh, 0, 100) == b"20000000\n"
+    del world.catalog.plain["value.log"], world.catalog.plain_bytes["value.log"]
+    assert world.vfs.read(world.a, opened.fh, 3, 100) == b"00000\n"
+    assert world.vfs.read(world.a, opened.fh, 9, 100) == b""
+    world.close(world.a, opened)
+
+
+def test_a_log_of_the_store_is_followed_beyond_what_was_kept_of_it(world):
+    text = b"".join(b"line %d\n" % number for number in range(30_000))
+    world.catalog.add_plain("train.log", text[:10])
+    opened = world.vfs.open(world.a, world.walk(world.a, "train.log").attr.ino, os.O_RDONLY)
+    found = b""
+    for end in (10, 11, 5_000, 5_000, 200_000, len(text)):
+        world.catalog.add_plain("train.log", text[:end])
+        while data := world.vfs.read(world.a, opened.fh, len(found), 50_000):
+            found += data
+        assert found == text[:end]
+    assert world.vfs.read(world.a, opened.fh, 70, 7) == text[70:77]
+    world.close(world.a, opened)
+
+
 def test_changes_through_a_directory_whose_checkpoint_was_given_up_find_nothing(world):
     """As in a removed directory: `rm -rf` by two processes has no error."""
     world.mkdir(world.a, "step-1")
