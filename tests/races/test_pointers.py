@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.fuse]
 
 STEPS = 4
 SOME, MANY = 250, 10_000
-LONG_S = 600.0
+LONG_S = 900.0
 """Enough for all replacements on a busy machine."""
 LONG = [pytest.mark.full, pytest.mark.timeout(LONG_S + 120)]
 
