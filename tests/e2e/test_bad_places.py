@@ -121,6 +121,23 @@ def test_a_store_that_goes_away_for_a_while(tmp_path: Path):
         assert os.readlink(c.store / "run/latest") == "step-2"
 
 
+def test_commands_wait_for_a_publisher_that_is_being_started_again(tmp_path: Path):
+    """Each may come just after its death; none fails, none is done twice."""
+    with cluster(tmp_path) as c:
+        (node,) = c.nodes
+        step = node.mnt / "run/step-1"
+        assert job(SAVE, step, "0", "2").returncode == 0
+        commit = ("commit", step, "--rank", "1", "--world-size", "2", "--wait")
+        for words in (("status",), commit, ("pin", step), ("gc", node.mnt, "--dry-run")):
+            node.kill("publisher")
+            done = cli(*words)
+            assert done.returncode in ({0, 2} if words == ("status",) else {0}), (
+                words,
+                done.stderr,
+            )
+        assert [row["name"] for row in node.status()["attempts"]] == ["step-1"]
+
+
 def test_after_a_dead_supervisor_the_next_mount_goes_on(tmp_path: Path):
     """I10, I11: kill -9 of the supervisor ends the mount; the next one commits what was staged."""
     with cluster(tmp_path) as c:

@@ -6,10 +6,10 @@ import argparse
 import time
 from typing import Any
 
+from ckptgate.app.asking import ask
 from ckptgate.app.commands.output import add_json, print_json
 from ckptgate.app.locate import Place, locate_checkpoint
 from ckptgate.errors import ExitCode, MissingError, PendingError, RefusedError, UsageError
-from ckptgate_adapters.channels import control_call
 
 __all__ = ["add_commands"]
 
@@ -41,7 +41,7 @@ def _ask(place: Place, op: str, **more: Any) -> Any:
     if place.mount is None:
         msg = f"{place.name!r} is not in a running ckptgate mount"
         raise MissingError(msg, subject=place.name, hint="ckptgate status lists the mounts")
-    return control_call(place.mount.spool, {"op": op, "run": place.run, "name": place.name, **more})
+    return ask(place.mount, {"op": op, "run": place.run, "name": place.name, **more})
 
 
 def _commit(args: argparse.Namespace) -> int:

@@ -6,12 +6,12 @@ import argparse
 import os
 from typing import Any, Final
 
+from ckptgate.app.asking import ask
 from ckptgate.app.commands.output import add_json, human_bytes, print_json, print_rows
 from ckptgate.app.locate import locate_checkpoint, require_mount
 from ckptgate.app.registry import MountInfo, list_mounts
 from ckptgate.app.units import parse_seconds
 from ckptgate.errors import ExitCode, MissingError, UsageError
-from ckptgate_adapters.channels import control_call
 
 __all__ = ["add_commands"]
 
@@ -74,7 +74,7 @@ def _gc(args: argparse.Namespace) -> int:
 
 
 def _ask(mount: MountInfo, request: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = control_call(mount.spool, request, timeout_s=_TIMEOUT_S)
+    found: dict[str, Any] = ask(mount, request, timeout_s=_TIMEOUT_S)
     return {"mountpoint": mount.mountpoint, **found}
 
 
@@ -103,7 +103,7 @@ def _pin(args: argparse.Namespace) -> int:
         msg = f"{args.path} is not in a running ckptgate mount"
         raise MissingError(msg, subject=args.path, hint="ckptgate status lists the mounts")
     request = {"op": "pin", "run": place.run, "name": place.name, "is_on": args.is_on}
-    found = control_call(place.mount.spool, {**request, "reason": args.reason})
+    found = ask(place.mount, {**request, "reason": args.reason})
     if args.json:
         print_json(found)
     else:

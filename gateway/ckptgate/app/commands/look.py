@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from ckptgate.app.asking import ask
 from ckptgate.app.commands.output import add_json, human_bytes, print_json, print_rows
 from ckptgate.app.commands.watch import watch_status
 from ckptgate.app.locate import Place, locate_checkpoint, locate_run, require_mount
@@ -21,7 +22,6 @@ from ckptgate.engine.verify import verify_checkpoint
 from ckptgate.errors import CkptError, ExitCode, MissingError, UsageError
 from ckptgate.model.documents import Manifest, encode
 from ckptgate.model.layout import log_key
-from ckptgate_adapters.channels import control_call
 from ckptgate_adapters.posix_store import PosixStore
 from ckptgate_adapters.system_clock import SystemClock, SystemIds
 
@@ -79,7 +79,7 @@ def _status(args: argparse.Namespace) -> int:
 
 def _report(mount: MountInfo) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = control_call(mount.spool, {"op": "status"})
+        found: dict[str, Any] = ask(mount, {"op": "status"})
     except CkptError as exc:
         # The others are still worth seeing; the exit code tells.
         return {"mountpoint": mount.mountpoint, "store": mount.store, "error": exc.message}
