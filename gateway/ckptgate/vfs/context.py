@@ -13,10 +13,8 @@ import errno
 import logging
 import math
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TypeVar
 
@@ -29,11 +27,11 @@ from ckptgate.ports.spool import BEGAN_META, NodeRow, Spool
 from ckptgate.vfs.closing import Closes, NotedClose
 from ckptgate.vfs.identify import Identify, ProcessInfo
 from ckptgate.vfs.interface import Caller
-from ckptgate.vfs.openfiles import OpenFiles
+from ckptgate.vfs.memory import Memory
 from ckptgate.vfs.settings import VfsSettings
 from ckptgate.vfs.who import Who
 
-__all__ = ["TAKEOVER", "Context", "Named", "OpenDir", "RenewedError", "Who", "stale"]
+__all__ = ["TAKEOVER", "Context", "MeanwhileError", "RenewedError", "Who", "stale"]
 
 TAKEOVER = "takeover"
 """What `is_due` asks of: when this process took a kernel session over."""
@@ -50,40 +48,15 @@ class RenewedError(CkptError):
     errno_value = errno.ESTALE
 
 
+class MeanwhileError(CkptError):
+    """What the call had found isn't so any more when its change begins: it is done once more."""
+
+    errno_value = errno.ESTALE
+
+
 def stale(subject: str, why: str) -> CkptError:
     """The error for a node that no longer is what its name means."""
     return CkptError(f"{subject!r}: {why}", subject=subject, errno_value=errno.ESTALE)
-
-
-@dataclass(slots=True, kw_only=True)
-class Named:
-    """A name in a listing: its position, node, and how long the kernel may keep it."""
-
-    cookie: int
-    name: str
-    node: NodeRow
-    timeout_s: float
-
-
-@dataclass(slots=True, kw_only=True)
-class OpenDir:
-    """An open directory: what it held at its first read, for one caller.
-
-    Attributes:
-        fh: handle.
-        ino: the directory that was opened.
-        is_own_way: the kernel knows it by that number (see `standins`).
-        node: what that is for the caller.
-        names: what it held, in the order of their positions; None before the first read.
-        version: of the spool, before that was read.
-    """
-
-    fh: int
-    ino: int
-    is_own_way: bool = False
-    node: NodeRow | None = None
-    names: list[Named] | None = None
-    version: object = None
 
 
 class _Scope(threading.local):
@@ -95,48 +68,6 @@ class _Scope(threading.local):
         self.after: list[Callable[[], None]] = []
         self.expected: list[Callable[[], None]] = []
         self.taken: list[NotedClose] = []
-
-
-@dataclass(slots=True, kw_only=True)
-class Memory:
-    """State that is lost with the process; everything here can be lost without harm."""
-
-    lookups: dict[int, int] = field(default_factory=dict[int, int])
-    files: OpenFiles = field(default_factory=OpenFiles)
-    dirs: dict[int, OpenDir] = field(default_factory=dict[int, OpenDir])
-    clones: dict[int, dict[int, int]] = field(default_factory=dict[int, dict[int, int]])
-    """Revision -> node of its base -> its copy."""
-    dirs_count: int = 0
-    """Directories that were opened so far."""
-    writers: dict[int, set[tuple[int, int]]] = field(
-        default_factory=dict[int, set[tuple[int, int]]]
-    )
-    """Attempt -> (pid, start) of its writers."""
-    touched: dict[int, float] = field(default_factory=dict[int, float])
-    """Attempt -> when its last change was noted, on the monotonic clock."""
-    callers: dict[str, set[tuple[int, int]]] = field(
-        default_factory=dict[str, set[tuple[int, int]]]
-    )
-    """Shared job key -> (pid, start) of processes that used the mount."""
-    moments: dict[object, float] = field(default_factory=dict[object, float])
-    """When something was last asked of the store, on the monotonic clock."""
-    moving: OrderedDict[tuple[int, str], set[int]] = field(
-        default_factory=OrderedDict[tuple[int, str], set[int]]
-    )
-    """(directory, name) that the kernel may not keep -> pids about to change it."""
-    replaced: OrderedDict[tuple[int, int], float] = field(
-        default_factory=OrderedDict[tuple[int, int], float]
-    )
-    """(pid, node) -> when it was told to look again; both: see `looking_again`."""
-    is_spool_full: bool = False
-    """As `vfs.room` last saw it."""
-    synced: set[int] = field(default_factory=set[int])
-    """Files whose name in the spool's directory is durable."""
-    is_inherited: bool = False
-    """The kernel knows nodes from before this process, which nobody counted here."""
-    resumed: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
-    listings: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
-    wholeness: dict[int, tuple[int, bool]] = field(default_factory=dict[int, tuple[int, bool]])
 
 
 class _Atomic:
@@ -214,10 +145,24 @@ class Context:
                 for check in scope.expected:
                     check()
             except BaseException as exc:
-                self.leave(exc)
+                self._give_up(transaction, exc)
                 raise
             return
         scope.depth += 1
+
+    def _give_up(self, transaction: AbstractContextManager[None], error: BaseException) -> None:
+        """End a transaction that was just begun: an atomic around it may begin another one."""
+        scope = self._scope
+        scope.depth -= 1
+        scope.transaction = None
+        scope.expected = []
+        taken, scope.taken = scope.taken, []
+        if not scope.depth:
+            scope.after = []
+        try:
+            transaction.__exit__(type(error), error, None)
+        finally:
+            self._undone(taken)
 
     def leave(self, error: BaseException | None) -> None:
         """End; the outermost commits or undoes. For the context managers only."""
@@ -252,6 +197,20 @@ class Context:
             self._scope.taken = taken
             for item in taken:
                 self.take_close_over(item)
+
+    def until_steady(self, call: Callable[[], _T]) -> _T:
+        """What *call* gives, as one transaction; it is done anew while others come in between.
+
+        ESTALE would do so too, but the kernel listens to that only once: and what the call finds
+        then, a committed file, may need it.
+        """
+        with self.atomic():
+            for _ in range(_TRIES_MAX - 1):
+                try:
+                    return call()
+                except MeanwhileError:
+                    continue
+            return call()
 
     def apply_closes(self) -> None:
         """Have nothing noted any more: what follows looks at states that a close changes."""

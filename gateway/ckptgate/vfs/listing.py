@@ -19,8 +19,9 @@ from ckptgate.errors import CkptError, MissingError
 from ckptgate.ports.spool import NodeKind, NodeRow
 from ckptgate.vfs import names, plain, pointers, visibility, waits
 from ckptgate.vfs.attributes import attr_of
-from ckptgate.vfs.context import Context, Named, OpenDir
+from ckptgate.vfs.context import Context
 from ckptgate.vfs.interface import Caller, DirEntry, Entry
+from ckptgate.vfs.memory import Named, OpenDir
 from ckptgate.vfs.standins import node_of
 
 _log = logging.getLogger(__name__)

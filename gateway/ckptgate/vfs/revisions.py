@@ -15,7 +15,7 @@ from ckptgate.errors import CkptError, MissingError
 from ckptgate.model.states import AttemptState
 from ckptgate.ports.spool import AttemptRow, NodeKind, NodeRow
 from ckptgate.vfs import visibility, waits
-from ckptgate.vfs.context import Context, Who, stale
+from ckptgate.vfs.context import Context, MeanwhileError, Who, stale
 from ckptgate.vfs.interface import Caller
 from ckptgate.vfs.liveness import record_writer
 from ckptgate.vfs.looking_again import replaced
@@ -80,11 +80,13 @@ def _outlived(ctx: Context, caller: Caller, node: NodeRow, row: AttemptRow) -> C
 def _check_undecided(ctx: Context, attempt: int) -> None:
     """Refuse a change whose attempt was voted since `writable` allowed it.
 
-    The call comes again after ESTALE, waits for the decision, and begins a revision.
+    The call is done once more, waits for the decision, and begins a revision.
     """
     row = ctx.spool.attempt(attempt)
     if row is None or row.is_voted or row.state not in visibility.UNDECIDED:
-        raise stale("" if row is None else row.name, "it is being decided or was given up")
+        name = "" if row is None else row.name
+        msg = f"{name!r} is being decided or was given up"
+        raise MeanwhileError(msg, subject=name)
 
 
 def writable_directory(ctx: Context, caller: Caller, node: NodeRow) -> NodeRow:

@@ -187,8 +187,9 @@ class Vfs:
 
     def setattr(self, caller: Caller, ino: int, changes: SetAttr, fh: int | None) -> Attr:
         """chmod, chown, truncate, utimens."""
-        with self._ctx.atomic():
-            return mutate.setattr_of(self._ctx, caller, node_of(ino), changes, fh)
+        return self._ctx.until_steady(
+            partial(mutate.setattr_of, self._ctx, caller, node_of(ino), changes, fh)
+        )
 
     def readlink(self, caller: Caller, ino: int) -> str:
         """A symlink's target."""
@@ -201,43 +202,42 @@ class Vfs:
 
     def symlink(self, caller: Caller, parent: int, name: str, target: str) -> Entry:
         """Make a symlink."""
-        with self._ctx.atomic():
-            return mutate.symlink(self._ctx, caller, node_of(parent), name, target)
+        return self._ctx.until_steady(
+            partial(mutate.symlink, self._ctx, caller, node_of(parent), name, target)
+        )
 
     def mkdir(self, caller: Caller, parent: int, name: str, mode: int) -> Entry:
         """Make a directory."""
-        with self._ctx.atomic():
-            return directories.mkdir(self._ctx, caller, parent, name, mode)
+        return self._ctx.until_steady(
+            partial(directories.mkdir, self._ctx, caller, parent, name, mode)
+        )
 
     def unlink(self, caller: Caller, parent: int, name: str) -> None:
         """Remove a file or symlink."""
-        with self._ctx.atomic():
-            mutate.unlink(self._ctx, caller, node_of(parent), name)
+        self._ctx.until_steady(partial(mutate.unlink, self._ctx, caller, node_of(parent), name))
 
     def rmdir(self, caller: Caller, parent: int, name: str) -> None:
         """Remove an empty directory."""
-        with self._ctx.atomic():
-            directories.rmdir(self._ctx, caller, node_of(parent), name)
+        self._ctx.until_steady(partial(directories.rmdir, self._ctx, caller, node_of(parent), name))
 
     def rename(
         self, caller: Caller, parent: int, name: str, new_parent: int, new_name: str, flags: int
     ) -> None:
         """Rename."""
-        with self._ctx.atomic():
-            places = node_of(parent), name, node_of(new_parent), new_name
-            renames.rename(self._ctx, caller, *places, flags)
+        places = node_of(parent), name, node_of(new_parent), new_name
+        self._ctx.until_steady(partial(renames.rename, self._ctx, caller, *places, flags))
 
     def create(
         self, caller: Caller, parent: int, name: str, flags: int, mode: int
     ) -> tuple[Entry, Opened]:
         """Make and open a file."""
-        with self._ctx.atomic():
-            return files.create(self._ctx, caller, node_of(parent), name, flags, mode)
+        return self._ctx.until_steady(
+            partial(files.create, self._ctx, caller, node_of(parent), name, flags, mode)
+        )
 
     def open(self, caller: Caller, ino: int, flags: int) -> Opened:
         """Open a file."""
-        with self._ctx.atomic():
-            return files.open_file(self._ctx, caller, ino, flags)
+        return self._ctx.until_steady(partial(files.open_file, self._ctx, caller, ino, flags))
 
     def reopen(self, fh: int) -> Opened | None:
         """A descriptor for a handle of a predecessor of this process, None if it is unknown."""
@@ -306,8 +306,9 @@ class Vfs:
 
     def setxattr(self, caller: Caller, ino: int, name: str, value: bytes, flags: int) -> None:
         """Commit explicitly, or keep a user's own attribute."""
-        with self._ctx.atomic():
-            triggers.setxattr(self._ctx, caller, node_of(ino), name, value, flags)
+        self._ctx.until_steady(
+            partial(triggers.setxattr, self._ctx, caller, node_of(ino), name, value, flags)
+        )
 
     def listxattr(self, caller: Caller, ino: int) -> Sequence[str]:
         """Names of the users' own extended attributes."""
@@ -317,8 +318,7 @@ class Vfs:
     def removexattr(self, caller: Caller, ino: int, name: str) -> None:
         """Drop a user's own attribute."""
         del caller
-        with self._ctx.atomic():
-            triggers.removexattr(self._ctx, node_of(ino), name)
+        self._ctx.until_steady(partial(triggers.removexattr, self._ctx, node_of(ino), name))
 
     def commit_explicit(
         self, run: str, name: str, rank: int | None, world_size: int | None, *, is_all: bool = False
