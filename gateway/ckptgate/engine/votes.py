@@ -253,6 +253,8 @@ class Voter:
         # Cheap first: most looks end here. What takes long is done before the transaction.
         if not self._is_quiet(attempt) or any(changed_files(self._spool, attempt)):
             return False
+        if self._is_bare(attempt):
+            return False
         if self._membership.refresh_moves(attempt):
             return True
         with self._spool.transaction():
@@ -266,6 +268,16 @@ class Voter:
             self._spool.update_attempt(row.id, is_voted=True)
         _log.info("vote-final attempt=%s", attempt.attempt)
         return True
+
+    def _is_bare(self, row: AttemptRow) -> bool:
+        """Whether there is nothing to commit: no file is left here, and nobody else takes part.
+
+        A final vote would only keep its job from removing it, or from writing it, until it is given
+        up for that.
+        """
+        if any(self._spool.count_files(row.id).values()):
+            return False
+        return self._membership.member_ids(row.run, row.attempt) == [self._member]
 
     def _may_be_final(self, row: AttemptRow) -> bool:
         # Not even when all ranks that wrote here have committed: another rank of this node may not

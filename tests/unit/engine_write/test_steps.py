@@ -227,6 +227,40 @@ def test_an_explicit_commit_is_checked_and_may_be_repeated(cluster: Cluster) -> 
         commit(0, 2)
 
 
+@pytest.mark.parametrize("job", [SESSION, "run:one"])
+def test_a_committed_tree_whose_files_were_removed_at_once_takes_changes(
+    cluster: Cluster, job: str
+) -> None:
+    """I12: with a final vote on nothing its job could neither remove nor write it for minutes."""
+    node = cluster.node("a")
+    row = node.begin("step-1", job=job)
+    node.write(row, "a.txt", b"x")
+    node.commit(row)
+    (path, child), *_ = node.raw.tree(row.id)
+    with node.raw.transaction():
+        node.raw.unlink(row.root, path)
+        node.raw.drop_node(child.ino)
+    cluster.settle(rounds=20)
+    now = node.fresh(row)
+    assert (now.state, now.is_voted) == (AttemptState.SEALED, False)
+    assert "step-1" not in cluster.state().current
+    node.write(row, "b.txt", b"y")
+    cluster.settle()
+    assert cluster.files("step-1") == {"b.txt": b"y"}
+    cluster.check_invariants()
+
+
+def test_a_member_without_a_file_votes_where_another_has_some(cluster: Cluster) -> None:
+    nodes = [cluster.node(host) for host in ("a", "b")]
+    rows = [node.begin("step-1", job="run:one") for node in nodes]
+    nodes[0].write(rows[0], "a.txt", b"x")
+    cluster.settle(rounds=4)
+    for rank, (node, row) in enumerate(zip(nodes, rows, strict=True)):
+        node.commit(row, rank, 2)
+    cluster.settle()
+    assert cluster.files("step-1") == {"a.txt": b"x"}
+
+
 def test_a_commit_for_all_keeps_the_event_that_was_seen(cluster: Cluster) -> None:
     node = cluster.node("a")
     row = node.begin("step-1", job=SESSION)
