@@ -178,10 +178,7 @@ def _open_to_read(ctx: Context, node: NodeRow) -> Opened:
     if node.file is None:
         with ctx.change():
             opened = _add_handle(ctx, None, node, None, -1)
-        handle = ctx.memory.files.get(opened.fh)
-        if handle is not None:
-            handle.is_small = node.size < SMALL_BYTES
-        return dataclasses.replace(opened, is_direct=node.size < SMALL_BYTES)
+        return dataclasses.replace(opened, is_direct=_is_small(node))
     file = file_of(ctx, node)
     if _has_successor(ctx, node, file):
         msg = f"node {node.ino} was replaced when its checkpoint was committed"
@@ -252,14 +249,21 @@ def _handle_row(ctx: Context, writer: Who | None, ino: int, file: int) -> Handle
 
 def _keep(ctx: Context, row: HandleRow, node: NodeRow, fd: int, *, is_writer: bool) -> None:
     path = node.plain_path or ""
-    ctx.memory.files.add(OpenFile(row=row, fd=fd, plain_path=path, is_writer=is_writer))
+    handle = OpenFile(row=row, fd=fd, plain_path=path, is_writer=is_writer)
+    handle.is_small = row.file == NO_FILE and _is_small(node)
+    ctx.memory.files.add(handle)
+
+
+def _is_small(node: NodeRow) -> bool:
+    """Whether a file that only the store has is read as one version of it (see `following`)."""
+    return node.size < SMALL_BYTES
 
 
 def reopen(ctx: Context, fh: int) -> Opened | None:
     """A descriptor for a handle that a predecessor of this process had opened; None: unknown."""
     known = ctx.memory.files.get(fh)
     if known is not None:
-        return Opened(fh=fh, fd=known.fd, is_complete=known.fd >= 0)
+        return Opened(fh=fh, fd=known.fd, is_complete=known.fd >= 0, is_direct=known.is_small)
     row = ctx.spool.handle(fh)
     node = None if row is None else ctx.spool.node(row.ino)
     if row is None or node is None:
@@ -275,7 +279,8 @@ def reopen(ctx: Context, fh: int) -> Opened | None:
     else:
         fd, is_complete = _read_descriptor(ctx, node, file)
     _keep(ctx, row, node, fd, is_writer=is_writer)
-    return Opened(fh=fh, fd=fd, is_complete=is_complete)
+    is_direct = row.file == NO_FILE and _is_small(node)
+    return Opened(fh=fh, fd=fd, is_complete=is_complete, is_direct=is_direct)
 
 
 def reopen_all(ctx: Context) -> None:
