@@ -57,11 +57,12 @@ def mkdir(ctx: Context, caller: Caller, number: int, name: str, mode: int) -> En
     if found is not None:
         if found.what is What.ATTEMPT:
             _note_writer(ctx, who, found)
-        msg = f"{name!r} is there already"
-        raise ExistsError(msg, subject=name)
+        raise _taken(name)
     is_attempt = names.is_checkpoint(ctx, directory, name)
     names.check_new_name(ctx, directory, name, is_attempt=is_attempt)
     parent = revisions.writable_directory(ctx, caller, directory)
+    if is_attempt:
+        ctx.expect(lambda: _check_no_attempt(ctx, who, parent, name))
     with ctx.change():
         node = files.new_node(ctx, caller, parent, NodeKind.DIR, mode)
         times.names_changed(ctx, parent)
@@ -80,6 +81,16 @@ def mkdir(ctx: Context, caller: Caller, number: int, name: str, mode: int) -> En
         timeout = visibility.name_timeout(ctx, number, parent)
         node = ctx.node(node.ino)
         return entry_of(ctx, node, timeout, number=below(number, parent, node))
+
+
+def _taken(name: str) -> ExistsError:
+    return ExistsError(f"{name!r} is there already", subject=name)
+
+
+def _check_no_attempt(ctx: Context, who: Who, parent: NodeRow, name: str) -> None:
+    """Refuse a name that got an attempt of the caller's incarnation since it was looked for."""
+    if visibility.own_attempt(ctx, who, parent.ino, name) is not None:
+        raise _taken(name)
 
 
 def _note_writer(ctx: Context, who: Who, found: Found) -> None:

@@ -345,7 +345,8 @@ def _others_attempt(
         row = ctx.catalog.find_open(parent.plain_path or "", parent.ino, name, who.key)
     except TransientStoreError as exc:
         ctx.store_is_away(exc, "find-open")
-        row = None
+        # The store may have told of it before it went away: then it is here, to be joined later.
+        row = own_attempt(ctx, who, parent.ino, name)
     ctx.done_now(asked)
     if row is None or row.state not in UNDECIDED or is_hidden(ctx, row, who):
         return None

@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from ckptgate.errors import CkptError, MissingError
+from ckptgate.errors import CkptError, ExistsError, MissingError, TransientStoreError
 from ckptgate.model.documents import PointerKind, PointerValue
 from ckptgate.model.states import AttemptState
 
@@ -276,3 +276,37 @@ def test_a_retired_checkpoint_that_is_still_open_is_a_removed_directory(world):
     with pytest.raises(CkptError) as caught:
         world.vfs.unlink(world.a, root, "a")
     assert caught.value.errno == errno.ESTALE
+
+
+def test_a_save_that_another_process_began_meanwhile_is_not_begun_again(world):
+    """I1: all ranks of a job write one attempt; the first one's was given up as a dead one's."""
+    before_the_change(world, lambda: world.mkdir(world.a2, "step-1"))
+    with pytest.raises(ExistsError):
+        world.mkdir(world.a, "step-1")
+    assert [row.state for row in world.spool.attempts(name="step-1")] == [AttemptState.OPEN]
+    world.write(world.a, "step-1/w", b"1")
+
+
+def test_a_save_of_another_node_is_not_begun_again_where_the_store_goes_away_once_it_told_of_it(
+    world,
+):
+    """I1: the row is there, only this member's registration has to be done later."""
+
+    def find_open(run, run_ino, name, job_key):
+        row = world.attempt("step-0")
+        root = world.spool.node(row.root)
+        root = world.spool.add_node(dataclasses.replace(root, ino=0, attempt=None))
+        row = world.spool.add_attempt(
+            dataclasses.replace(row, id=0, name=name, attempt=f"{name}.0", root=root.ino)
+        )
+        world.spool.update_node(root.ino, attempt=row.id)
+        msg = "no reply to create"
+        raise TransientStoreError(msg, subject=name)
+
+    world.mkdir(world.s, "step-0")
+    world.catalog.find_open = find_open
+    with pytest.raises(ExistsError):
+        world.mkdir(world.s, "step-1")
+    (row,) = world.spool.attempts(name="step-1")
+    assert (row.state, row.attempt) == (AttemptState.OPEN, "step-1.0")
+    assert world.walk(world.s, "step-1").attr.ino == row.root
