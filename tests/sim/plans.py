@@ -9,10 +9,11 @@ from typing import Final
 from tests.sim.faults import PROFILES
 from tests.sim.trainers import KINDS, Action, Script
 
-__all__ = ["Plan", "plan_of"]
+__all__ = ["CLOSE_DELAYS_S", "Plan", "plan_of"]
 
 DAY_S: Final = 86_400.0
 SKEWS_S: Final = (0.0, 0.0, 3.0, -40.0, DAY_S, -DAY_S)
+CLOSE_DELAYS_S: Final = (0.0, 0.005, 0.3, 5.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,7 @@ class Plan:
         is_careless: whether an incarnation goes on though it is replaced.
         starts_s: when each incarnation begins; None: once the one before has ended.
         has_reader: a machine that only reads.
+        close_delays_s: how long after a close was answered each machine takes it over; 0: before.
     """
 
     seed: int
@@ -40,11 +42,12 @@ class Plan:
     is_careless: tuple[bool, ...]
     starts_s: tuple[float | None, ...]
     has_reader: bool
+    close_delays_s: tuple[float, ...] = (0.0,)
 
 
 def plan_of(seed: int, *, profile: str = "") -> Plan:
     """The plan that *seed* stands for; its own profile, named, changes nothing."""
-    rng = random.Random(f"plan {seed}")
+    rng, closes = random.Random(f"plan {seed}"), random.Random(f"closes {seed}")
     own = rng.choice(sorted(PROFILES))
     profile = profile or own
     hosts = rng.choice([1, 2, 2, 2, 3])
@@ -66,6 +69,7 @@ def plan_of(seed: int, *, profile: str = "") -> Plan:
         is_careless=tuple(rng.random() < 0.4 for _ in range(count)),
         starts_s=tuple(starts),
         has_reader=rng.random() < 0.4,
+        close_delays_s=tuple(closes.choice(CLOSE_DELAYS_S) for _ in range(hosts + 1)),
     )
 
 

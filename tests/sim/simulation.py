@@ -84,7 +84,13 @@ class _Simulation:
         self.network = Network(self.scheduler, self.faults, places[-1])
         self.checker = Checker(self.network.store, RUN, self.scheduler.fail)
         self.machines = [
-            Machine(self.network, f"n{at}", places[at], plan.skews_s[at])
+            Machine(
+                self.network,
+                f"n{at}",
+                places[at],
+                plan.skews_s[at],
+                plan.close_delays_s[at % len(plan.close_delays_s)],
+            )
             for at in range(plan.hosts + plan.has_reader)
         ]
         self.control = Process("control")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
@@ -22,10 +23,10 @@ from ckptgate.engine import (
     staging,
     uploads,
 )
-from ckptgate.vfs import context, openfiles
+from ckptgate.vfs import closing, context, openfiles
 from ckptgate_adapters.sqlite_spool import files
 
-__all__ = ["SimJobs", "simulated_threads"]
+__all__ = ["SimJobs", "SimThread", "simulated_threads"]
 
 
 class SimJobs:
@@ -90,14 +91,53 @@ class SimJobs:
         return
 
 
+class SimThread:
+    """A thread of a mount that is a task of its process."""
+
+    owner: tuple[Scheduler, Process] | None = None
+
+    def __init__(
+        self, *, target: Callable[..., None], args: tuple[Any, ...], name: str, daemon: bool
+    ) -> None:
+        assert daemon
+        self._body = lambda: target(*args)
+        self._name = name
+
+    def start(self) -> None:
+        assert self.owner is not None
+        scheduler, process = self.owner
+        scheduler.spawn(f"{process.name}:{self._name}", process, self._body)
+
+
+class TaskEvent:
+    """What `threading.Event` is to threads."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    def wait(self, timeout: float = math.inf) -> bool:
+        return self._scheduler.wait_until(lambda: self._is_set, timeout)
+
+
 @contextmanager
 def simulated_threads(scheduler: Scheduler) -> Generator[None]:
     """Locks and thread pools of the engine and the vfs are the scheduler's while this lasts."""
     shim = types.SimpleNamespace(
-        Lock=lambda: TaskLock(scheduler), RLock=lambda: TaskLock(scheduler)
+        Lock=lambda: TaskLock(scheduler),
+        RLock=lambda: TaskLock(scheduler),
+        Event=lambda: TaskEvent(scheduler),
+        Thread=SimThread,
     )
     locking = [
-        catalog, context, events, fetch, intents, membership, openfiles, reclaimer, rolls, runlog,
+        catalog, closing, context, events, fetch, intents, membership, openfiles, reclaimer, rolls,
+        runlog,
     ]  # fmt: skip
     replaced: list[tuple[Any, str, Any]] = [(module, "threading", shim) for module in locking]
     replaced += [(staging, "Jobs", SimJobs), (uploads, "Jobs", SimJobs)]

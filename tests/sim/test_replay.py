@@ -9,8 +9,10 @@ from dataclasses import replace
 
 import pytest
 from tests.sim.checker import Checker
-from tests.sim.plans import plan_of
+from tests.sim.plans import CLOSE_DELAYS_S, plan_of
 from tests.sim.simulation import SeedFailedError, run_seed
+
+from ckptgate_adapters.sqlite_spool.noted import NotedCloses
 
 SEEDS = (3, 5, 7, 21, 28, 34)
 _PRINT = (
@@ -48,8 +50,24 @@ def test_seeds_differ_in_faults_machines_jobs_and_clocks() -> None:
     assert {plan.hosts for plan in plans} == {1, 2, 3}
     assert {len(plan.jobs) for plan in plans} == {1, 2, 3}
     assert any(86_400.0 in plan.skews_s and -86_400.0 in plan.skews_s for plan in plans)
+    assert {delay for plan in plans for delay in plan.close_delays_s} == set(CLOSE_DELAYS_S)
     verbs = {action.verb for plan in plans for job in plan.jobs for action in job}
     assert verbs == {"save", "revise", "point", "delete", "abort", "wait", "read"}
+
+
+def test_closes_are_taken_over_later_where_a_plan_says_so(monkeypatch) -> None:
+    noted: list[int] = []
+    note = NotedCloses.note
+
+    def counted(self: NotedCloses, fh: int, *, is_released: bool) -> bool:
+        noted.append(fh)
+        return note(self, fh, is_released=is_released)
+
+    monkeypatch.setattr(NotedCloses, "note", counted)
+    for delay_s in (0.0, 5.0):
+        assert not noted
+        run_seed(7, plan=replace(plan_of(7), close_delays_s=(delay_s,)))
+    assert noted
 
 
 def test_a_failure_names_its_seed_its_command_and_every_step(monkeypatch) -> None:

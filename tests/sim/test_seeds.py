@@ -13,10 +13,12 @@ from tests.sim.seeds import COUNT, REGRESSIONS, fresh_seeds, run_all
 from tests.sim.simulation import run_seed
 
 
-@pytest.mark.parametrize("seed", [pytest.param(s, id=f"seed-{s}") for s in REGRESSIONS])
-def test_a_seed_that_once_found_something_keeps_every_invariant(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "profile"), [pytest.param(*key, id=f"seed-{key[0]}") for key in REGRESSIONS]
+)
+def test_a_seed_that_once_found_something_keeps_every_invariant(seed: int, profile: str) -> None:
     """I1 to I12."""
-    outcome = run_seed(seed)
+    outcome = run_seed(seed, profile=profile)
     assert "step-99" in outcome.committed
 
 
