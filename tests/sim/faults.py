@@ -86,6 +86,8 @@ OTHERS: Final = {
     # Nothing takes so long that a mount gives a close up and tells its caller so.
     "quiet": CALM,
     "publishers": Profile(slow=0.0, kill=0.03, spares_mounts=True, down_s=(0.2, 3.0)),
+    # One that is down for hours only comes back when the faults have ended.
+    "absent": Profile(kill=0.05, spares_mounts=True, down_s=(90.0, 200.0, 20_000.0)),
 }
 """Taken by name only."""
 

@@ -1,17 +1,20 @@
 """Deliberately broken engines: each breaks one rule of DESIGN, and the checker must notice.
 
 A flaw is a function that patches the engine through `monkeypatch`; beside it are a pattern of what
-the checker is to say, and the first seed to look at: rare ones begin near one that shows them.
+the checker is to say, and where random plans hardly ever show it, plans that do.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pytest
 from tests.sim import faults
+from tests.sim.plans import Plan, plan_of
+from tests.sim.trainers import Action, Script
 
 from ckptgate.engine import incarnations, judge, publish, runlog, seals
 from ckptgate.engine.membership import Membership
@@ -22,9 +25,10 @@ from ckptgate.model.fold import FoldedPointer, FoldedRun
 from ckptgate.model.layout import log_key
 from ckptgate.vfs import waits
 
-__all__ = ["FLAWS"]
+__all__ = ["FLAWS", "Flaw"]
 
 Patch = Callable[[pytest.MonkeyPatch], None]
+Jobs = tuple[Script, ...]
 
 
 def _votes_before_the_seal_count(patch: pytest.MonkeyPatch) -> None:
@@ -125,17 +129,90 @@ def _silence_seals_half_a_revision(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(judge.Judge, "half_rewritten", lambda *_args: ())
 
 
-FLAWS: Final[dict[str, tuple[Patch, str, int]]] = {
-    "votes before the SEAL count": (_votes_before_the_seal_count, "I1|I6", 0),
-    "404 on read-back is failure": (_an_absent_slot_is_a_lost_race, "I7|Integrity", 0),
-    "no reply of put is success": (_no_reply_of_put_is_success, "I1", 0),
-    "no reply of registration is success": (_no_reply_of_registration_is_success, "I1|I6|I12", 0),
-    "pointers follow the last COMMIT": (_pointers_follow_the_last_commit, "I5", 376),
-    "older incarnations may seal": (_older_incarnations_may_seal, "I4", 0),
-    "deleted data goes before the log": (_deleted_data_goes_before_the_log_says_so, "I9", 0),
-    "an older seal may replace": (_an_older_seal_may_replace, "I2", 0),
-    "the dead may fence": (_the_dead_may_fence, "I12", 195),
-    "late members of revisions": (_late_members_of_revisions_are_not_waited_for, "I1|I8", 0),
-    "silence seals half a revision": (_silence_seals_half_a_revision, "I1|I8", 305),
+def _plan(seed: int, profile: str, jobs: Jobs, members: tuple[tuple[int, ...], ...]) -> Plan:
+    """Jobs on two machines, one after the other."""
+    return Plan(
+        seed=seed,
+        profile=profile,
+        hosts=2,
+        skews_s=(0.0, 0.0),
+        jobs=jobs,
+        members=members,
+        is_careless=(False,) * len(jobs),
+        starts_s=(0.0, None)[: len(jobs)],
+        has_reader=False,
+    )
+
+
+def _older_and_newer(seed: int) -> Plan:
+    """The older save waits for a machine that takes no part in the newer one."""
+    older = (Action("save", "step-1", "dcp"), Action("point", "step-1", "text"))
+    newer = (Action("save", "step-2", "dcp"), Action("point", "step-2", "text"))
+    jobs = (older, (*newer, Action("wait", "20")))
+    return _plan(seed, "absent", jobs, ((0, 1), (0,)))
+
+
+def _old_and_anew(seed: int) -> Plan:
+    """The same of one name."""
+    save = Action("save", "step-1", "explicit")
+    return _plan(seed, "absent", ((save,), (save, Action("wait", "20"))), ((0, 1), (0,)))
+
+
+def _away_and_back(seed: int) -> Plan:
+    """A machine whose job is over tells of it when others have begun."""
+    jobs = ((Action("save", "step-1", "dcp"),), (Action("save", "step-2", "explicit"),))
+    return _plan(seed, "absent", jobs, ((1,), (0,)))
+
+
+def _half_anew(seed: int) -> Plan:
+    """What is committed is saved again by a job that does not come to its end."""
+    jobs = ((Action("save", "step-1", "dcp"),), (Action("save", "step-1", "dcp"),))
+    return _plan(seed, ("killed", "crashing")[seed % 2], jobs, ((0, 1), (0, 1)))
+
+
+def _hardly_registered(seed: int) -> Plan:
+    """Nothing but that all are registered proves these saves whole."""
+    jobs = (tuple(Action("save", f"step-{at}", "rename") for at in range(3)),)
+    return _plan(seed, "stormy", jobs, ((0, 1),))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flaw:
+    """A broken rule.
+
+    Attributes:
+        build: builds it in.
+        said: pattern of what the checker says.
+        plan: histories that show it now and then; any do where it is not rare.
+    """
+
+    build: Patch
+    said: str
+    plan: Callable[[int], Plan] = plan_of
+
+
+FLAWS: Final = {
+    "votes before the SEAL count": Flaw(build=_votes_before_the_seal_count, said="I1|I6"),
+    "404 on read-back is failure": Flaw(build=_an_absent_slot_is_a_lost_race, said="I7|Integrity"),
+    "no reply of put is success": Flaw(build=_no_reply_of_put_is_success, said="I1"),
+    "no reply of registration is success": Flaw(
+        build=_no_reply_of_registration_is_success, said="I1|I6|I12", plan=_hardly_registered
+    ),
+    "pointers follow the last COMMIT": Flaw(
+        build=_pointers_follow_the_last_commit, said="I5", plan=_older_and_newer
+    ),
+    "older incarnations may seal": Flaw(build=_older_incarnations_may_seal, said="I4"),
+    "deleted data goes before the log": Flaw(
+        build=_deleted_data_goes_before_the_log_says_so, said="I9"
+    ),
+    "an older seal may replace": Flaw(
+        build=_an_older_seal_may_replace, said="I2", plan=_old_and_anew
+    ),
+    "the dead may fence": Flaw(build=_the_dead_may_fence, said="I12", plan=_away_and_back),
+    "late members of revisions": Flaw(
+        build=_late_members_of_revisions_are_not_waited_for, said="I1|I8"
+    ),
+    "silence seals half a revision": Flaw(
+        build=_silence_seals_half_a_revision, said="I1|I8", plan=_half_anew
+    ),
 }
-"""What is wrong -> how it is built in, what the checker says, and the first seed."""

@@ -56,10 +56,12 @@ from ckptgate.ports.spool import (
 )
 from ckptgate.ports.store import Store
 
-__all__ = ["Membership"]
+__all__ = ["OVER", "Membership"]
 
 _log = logging.getLogger(__name__)
 
+OVER: Final = "its processes were gone before it could be registered, and another job has begun"
+"""Why an attempt is given up whose job no other node registers either."""
 NOTED_KEPT: Final = 16
 NOTED_AT_ONCE: Final = 128
 """Members whose counts are written in one transaction."""
@@ -120,7 +122,7 @@ class Membership:
         key = parse_key(row.job_key)
         generation = self._incarnations.generation(row, key)
         if generation is None:
-            return self._give_up(row)
+            return self._wait_for_others(row)
         if not row.attempt:
             # An old incarnation that goes on writing can't seal any more: it begins nothing.
             may_begin = not self._incarnations.is_fenced_off(row.run, key, generation)
@@ -128,7 +130,14 @@ class Membership:
             if not row.attempt:
                 return row
         self._register(row)
-        row = self._spool.update_attempt(row.id, is_joined=True, generation=generation)
+        with self._spool.transaction():
+            reason = self._fresh(row.id).reason
+            row = self._spool.update_attempt(
+                row.id,
+                is_joined=True,
+                generation=generation,
+                reason="" if reason == OVER else reason,
+            )
         self._spool.drop_meta(BEGAN_META.format(attempt=row.id))
         _log.info("joined run=%s attempt=%s generation=%d", row.run, row.attempt, generation)
         self._logs.get(row.run).refresh()
@@ -320,17 +329,17 @@ class Membership:
         self._events.record("late-member", f"{row.run}/{row.attempt}", reason)
         return self._spool.update_attempt(row.id, state=AttemptState.ABORTED, reason=reason)
 
-    def _give_up(self, row: AttemptRow) -> AttemptRow:
-        """Its incarnation ended before it could be registered, and another one goes on."""
-        reason = "its incarnation was over before it could be registered, and a newer one has begun"
+    def _wait_for_others(self, row: AttemptRow) -> AttemptRow:
+        """Its processes here ended before it could be registered, and another job is registered.
+
+        That one may be the older, registered late, and other nodes of this one go on: once one of
+        them registers it, this member joins. Else it is given up as idle, for this reason.
+        """
         with self._spool.transaction():
             now = self._fresh(row.id)
-            if now.state not in _UNDECIDED:
+            if now.state not in _UNDECIDED or now.reason == OVER:
                 return now
-            now = self._spool.update_attempt(row.id, state=AttemptState.ABANDONED, reason=reason)
-            self._spool.drop_meta(BEGAN_META.format(attempt=row.id))
-        self._events.record("abandoned", f"{row.run}/{row.name}", reason)
-        return now
+            return self._spool.update_attempt(row.id, reason=OVER)
 
     # Registering
 

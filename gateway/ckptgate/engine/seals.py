@@ -68,8 +68,8 @@ class Sealer:
         if row.event and row.is_joined and self._has_final_name(row):
             return self._seal(row)
         if self._is_idle(row):
-            idle_s = self._settings.abandon_after_s
-            return self._abandon(row, f"no writer, no write and no seal for {idle_s:g} s")
+            why = f"no writer, no write and no seal for {self._settings.abandon_after_s:g} s"
+            return self._abandon(row, f"{why}: {row.reason}" if row.reason else why)
         return False
 
     def _is_fenced(self, row: AttemptRow) -> bool:

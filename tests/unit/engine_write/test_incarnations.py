@@ -6,6 +6,7 @@ import json
 
 from tests.engine_harness import JOB, Cluster, StagedNode
 
+from ckptgate.engine.membership import OVER
 from ckptgate.model.states import AttemptState
 from ckptgate.ports.spool import BEGAN_META, WRITERS_META, AttemptRow
 from ckptgate.testing.faults import FaultPlan, FaultyStore
@@ -55,13 +56,40 @@ def test_an_incarnation_that_was_over_before_it_could_be_registered_fences_nobod
     save(other, "step-2", NEXT_JOB)
     cluster.settle(other)
     cluster.settle()
+    assert late.fresh(row).state is AttemptState.SEALED, "another node may register it"
+    assert late.fresh(row).reason == OVER
+    cluster.settle(tick_s=cluster.settings.abandon_after_s / 3)
     assert late.fresh(row).state is AttemptState.ABANDONED
-    assert "was over before it could be registered" in late.fresh(row).reason
+    assert late.fresh(row).reason.endswith(OVER)
     assert "abandoned" in late.kinds()
     assert cluster.state().fences == {NEXT_JOB: 1}
     assert save(other, "step-3", NEXT_JOB).name == "step-3"
     cluster.settle()
     assert sorted(cluster.state().current) == ["step-2", "step-3"]
+
+
+def test_a_node_whose_processes_are_gone_joins_once_another_node_registers_their_job(
+    cluster: Cluster,
+) -> None:
+    """I12: the job that was registered meanwhile was the older one, by a node that was slow."""
+    done, slow = cluster.node("a"), cluster.node("b")
+    done.membership._incarnations._is_alive = lambda _pid, _start: False
+    row = done.begin("step-2", job=NEXT_JOB)
+    done.write(row, "model-0.json", NAMES["model-0.json"], rank=0)
+    done.commit(row, rank=0, world=2)
+    note(done, row, 0, (42, 7))
+    save(slow, "step-1")
+    cluster.settle(slow)
+    cluster.settle(done, rounds=20)
+    assert not done.fresh(row).is_joined
+    rest = slow.begin("step-2", job=NEXT_JOB)
+    slow.write(rest, "model-1.json", NAMES["model-1.json"], rank=1)
+    slow.commit(rest, rank=1, world=2)
+    cluster.settle()
+    assert done.fresh(row).state is slow.fresh(rest).state is AttemptState.COMMITTED
+    assert done.fresh(row).reason == ""
+    assert cluster.state().fences == {JOB: 1, NEXT_JOB: 2}
+    assert cluster.files("step-2") == NAMES
 
 
 def test_an_incarnation_with_a_live_process_is_registered_however_late(cluster: Cluster) -> None:
