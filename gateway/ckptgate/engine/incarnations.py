@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Final
 
 from ckptgate.engine.runlog import RunLogs
 from ckptgate.model.entries import Entry, Fence
 from ckptgate.model.jobkey import JobKey
 from ckptgate.model.rules import RunState
+from ckptgate.model.states import AttemptState
 from ckptgate.ports.spool import BEGAN_META, WRITERS_META, AttemptRow, Spool
 
-__all__ = ["Incarnations"]
+__all__ = ["OVER", "Incarnations"]
+
+OVER: Final = "its processes were gone before it could be registered, and another job has begun"
+"""Why an attempt is given up whose job no other node registers either."""
+_UNDECIDED: Final = (AttemptState.OPEN, AttemptState.SEALED)
 
 
 class Incarnations:
@@ -59,6 +65,19 @@ class Incarnations:
             log.append(fence)
             return log.look(lambda state: state.generation_of(text))
         return log.refresh().generation
+
+    def hold_back(self, row: AttemptRow) -> AttemptRow:
+        """Say in the row why `generation` gave none for it; the row as it is then.
+
+        The job that was registered meanwhile may be the older one, of a node that was slow, and
+        other nodes of this one go on: once one of them registers it, this member joins. Else the
+        attempt is given up as idle, for this reason.
+        """
+        with self._spool.transaction():
+            now = self._spool.attempt(row.id) or row
+            if now.state not in _UNDECIDED or now.reason == OVER:
+                return now
+            return self._spool.update_attempt(row.id, reason=OVER)
 
     def is_fenced_off(self, run: str, key: JobKey, generation: int) -> bool:
         """Whether a newer incarnation than *generation* has begun in the run."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from ckptgate.engine.events import Events
-from ckptgate.engine.incarnations import Incarnations
+from ckptgate.engine.incarnations import OVER, Incarnations
 from ckptgate.engine.intents import Intents, parse_key
 from ckptgate.engine.manifests import load_manifest
 from ckptgate.engine.rolls import Rolls
@@ -56,12 +56,10 @@ from ckptgate.ports.spool import (
 )
 from ckptgate.ports.store import Store
 
-__all__ = ["OVER", "Membership"]
+__all__ = ["Membership"]
 
 _log = logging.getLogger(__name__)
 
-OVER: Final = "its processes were gone before it could be registered, and another job has begun"
-"""Why an attempt is given up whose job no other node registers either."""
 NOTED_KEPT: Final = 16
 NOTED_AT_ONCE: Final = 128
 """Members whose counts are written in one transaction."""
@@ -122,7 +120,7 @@ class Membership:
         key = parse_key(row.job_key)
         generation = self._incarnations.generation(row, key)
         if generation is None:
-            return self._wait_for_others(row)
+            return self._incarnations.hold_back(row)
         if not row.attempt:
             # An old incarnation that goes on writing can't seal any more: it begins nothing.
             may_begin = not self._incarnations.is_fenced_off(row.run, key, generation)
@@ -328,18 +326,6 @@ class Membership:
         reason = f"{row.attempt} was committed by others, replaced since, and removed"
         self._events.record("late-member", f"{row.run}/{row.attempt}", reason)
         return self._spool.update_attempt(row.id, state=AttemptState.ABORTED, reason=reason)
-
-    def _wait_for_others(self, row: AttemptRow) -> AttemptRow:
-        """Its processes here ended before it could be registered, and another job is registered.
-
-        That one may be the older, registered late, and other nodes of this one go on: once one of
-        them registers it, this member joins. Else it is given up as idle, for this reason.
-        """
-        with self._spool.transaction():
-            now = self._fresh(row.id)
-            if now.state not in _UNDECIDED or now.reason == OVER:
-                return now
-            return self._spool.update_attempt(row.id, reason=OVER)
 
     # Registering
 

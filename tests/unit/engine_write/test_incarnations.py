@@ -6,7 +6,7 @@ import json
 
 from tests.engine_harness import JOB, Cluster, StagedNode
 
-from ckptgate.engine.membership import OVER
+from ckptgate.engine.incarnations import OVER
 from ckptgate.model.states import AttemptState
 from ckptgate.ports.spool import BEGAN_META, WRITERS_META, AttemptRow
 from ckptgate.testing.faults import FaultPlan, FaultyStore
