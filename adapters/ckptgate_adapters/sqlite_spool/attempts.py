@@ -8,7 +8,14 @@ from typing import Any, Final
 
 from ckptgate.errors import MissingError
 from ckptgate.model.states import AttemptState, advance_attempt
-from ckptgate.ports.spool import BEGAN_META, JOINING_META, WRITERS_META, AttemptRow, NodeRow
+from ckptgate.ports.spool import (
+    BEGAN_META,
+    JOINING_META,
+    VOTED_META,
+    WRITERS_META,
+    AttemptRow,
+    NodeRow,
+)
 from ckptgate_adapters.sqlite_spool.connection import Database
 from ckptgate_adapters.sqlite_spool.rows import ATTEMPTS, NODES
 
@@ -81,7 +88,7 @@ class AttemptPart:
         with self._db.transaction:
             for sql in _DROP_BY_ATTEMPT:
                 self._db.run(sql, (id,))
-            for key in (WRITERS_META, JOINING_META, BEGAN_META):
+            for key in (WRITERS_META, JOINING_META, BEGAN_META, VOTED_META):
                 self._db.run("DELETE FROM meta WHERE key = ?", (key.format(attempt=id),))
             self._db.run(ATTEMPTS.delete, (id,))
 

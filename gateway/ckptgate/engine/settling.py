@@ -22,7 +22,7 @@ from ckptgate.model.entries import Entry, Point
 from ckptgate.model.layout import join_key
 from ckptgate.model.rules import RunState
 from ckptgate.model.states import AttemptState
-from ckptgate.ports.spool import SETTLED_META, NodeRow, PendingKind, PendingRow, Spool
+from ckptgate.ports.spool import SETTLED_META, VOTED_META, NodeRow, PendingKind, PendingRow, Spool
 
 __all__ = ["REMOVAL_KEPT_S", "Settling", "settle"]
 
@@ -181,6 +181,8 @@ class Settling:
             folded = state.pointers.get(value.pointer)
             if folded is not None and folded.value == value:
                 return None
+            if self._came_true(state, log.run, pending, value):
+                return None
             own = state.generation_of(pending.job_key)
             if is_shared and own is not None and own < state.generation:
                 # Of an incarnation that a newer one has replaced.
@@ -192,7 +194,20 @@ class Settling:
         except RefusedError as exc:
             _log.info("pointer-refused name=%s reason=%s", pending.name, exc)
             return False
+        if log.look(lambda state: self._came_true(state, log.run, pending, value)):
+            return True
         if not self._is_folded(log, value):
             detail = f"{value.content!r} comes from an incarnation that was replaced: dropped"
             self._events.record("pointer-stale", join_key(log.run, value.pointer), detail)
         return True
+
+    def _came_true(
+        self, state: RunState, run: str, pending: PendingRow, value: PointerValue
+    ) -> bool:
+        """Whether a COMMIT moved the pointer so: what it became since is not to be taken back."""
+        view = state.attempts[state.current[pending.target]]
+        row = self._spool.attempt_by_id(run, view.attempt)
+        if value not in view.pointers or row is None or row.job_key != pending.job_key:
+            return False
+        last = int(self._spool.get_meta(VOTED_META.format(attempt=row.id)) or 0)
+        return pending.ino is not None and pending.ino <= last

@@ -38,6 +38,7 @@ from ckptgate.model.jobkey import JobKey
 from ckptgate.model.layout import chunk_table_key, full_key, join_key, vote_key
 from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.spool import (
+    VOTED_META,
     AttemptRow,
     FileRow,
     NodeKind,
@@ -266,6 +267,7 @@ class Voter:
             if not self._is_quiet(row):
                 return False
             self._spool.update_attempt(row.id, is_voted=True)
+            self._spool.set_meta(VOTED_META.format(attempt=row.id), str(self._spool.next_node()))
         _log.info("vote-final attempt=%s", attempt.attempt)
         return True
 

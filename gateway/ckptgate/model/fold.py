@@ -72,6 +72,7 @@ class AttemptView:
         is_reclaimed: its bytes are being removed from the store, or are gone.
         sealed_by, decided_by: members that wrote its SEAL, and its COMMIT or ABORT; "" before.
         committed_at: when its COMMIT was written, by that member's clock; "" before.
+        pointers: that its COMMIT moved.
     """
 
     attempt: str
@@ -90,6 +91,7 @@ class AttemptView:
     sealed_by: str = ""
     decided_by: str = ""
     committed_at: str = ""
+    pointers: tuple[PointerValue, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +244,7 @@ class FoldedRun:
             base=entry.base,
             decided_by=member,
             committed_at=at,
+            pointers=entry.pointers,
         )
         # Taken out first, so that `current` stays in the order of the COMMITs.
         self.current.pop(name, None)

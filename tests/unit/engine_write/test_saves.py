@@ -310,64 +310,6 @@ def test_a_revision_keeps_the_old_bytes_where_they_are(cluster: Cluster) -> None
     assert node.fresh(base).state is AttemptState.REPLACED
 
 
-def test_a_pointer_moves_only_with_its_commit(cluster: Cluster) -> None:
-    """I5: until then the previous value stands."""
-    node = cluster.node("a")
-    save(node, "step-1", {"a.txt": b"1"})
-    cluster.settle()
-    row = node.begin("step-2", job=SESSION)
-    node.write(row, "a.txt", b"2", rank=0)
-    node.point("latest", "step-2", content="step-2", job=SESSION)
-    cluster.settle()
-    assert cluster.store.pointer_content(RUN, "latest") == "step-1"
-    assert len(node.raw.pending()) == 1
-    node.commit(row)
-    cluster.settle()
-    assert cluster.store.pointer_content(RUN, "latest") == "step-2"
-    assert cluster.store.plain_stat(f"{RUN}/latest").kind == "file"
-    assert node.raw.pending() == []
-
-
-def test_an_older_commit_that_comes_late_does_not_move_latest_back(cluster: Cluster) -> None:
-    """I5: the pointer follows the newest SEAL, whatever is committed last."""
-    a, b = cluster.node("a"), cluster.node("b")
-    old = a.begin("step-1")
-    late = a.write(old, "a.txt", b"1", rank=0, is_open=True)
-    cluster.settle()
-    a.event(old, "explicit")
-    a.raw.update_attempt(old.id, committed_all=True)
-    cluster.settle()
-    save(b, "step-2", {"a.txt": b"2"}, job="run:job-1")
-    cluster.settle()
-    assert cluster.store.pointer_content(RUN, "latest") == "step-2"
-    a.close_file(late)
-    cluster.settle()
-    assert set(cluster.state().current) == {"step-1", "step-2"}
-    assert cluster.store.pointer_content(RUN, "latest") == "step-2"
-
-
-def test_a_pointer_written_after_its_target_was_committed_is_a_decision(cluster: Cluster) -> None:
-    """I5: back only by POINT."""
-    node = cluster.node("a")
-    for step in (1, 2):
-        save(node, f"step-{step}", {"a.txt": b"%d" % step})
-        cluster.settle()
-    node.point("latest", "step-1", job=SESSION)
-    cluster.settle()
-    assert cluster.store.pointer_content(RUN, "latest") == "step-1"
-    assert node.raw.pending() == []
-
-
-def test_a_damaged_pointer_in_the_store_is_rebuilt_from_the_log(cluster: Cluster) -> None:
-    node = cluster.node("a")
-    save(node, "step-1", {"a.txt": b"1"})
-    cluster.settle()
-    cluster.store.remove_pointer(RUN, "latest")
-    node = cluster.node("a")
-    cluster.settle()
-    assert cluster.store.pointer_content(RUN, "latest") == "step-1"
-
-
 def test_unknown_content_commits_by_quiescence_only_like_the_previous_one(
     cluster: Cluster,
 ) -> None:

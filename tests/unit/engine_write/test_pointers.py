@@ -1,0 +1,95 @@
+"""Pointers: which values the log gives them, and when."""
+
+from __future__ import annotations
+
+import pytest
+from tests.engine_harness import RUN, Cluster
+from tests.unit.engine_write.test_saves import SESSION, entries, save
+
+from ckptgate.engine.settling import Settling
+from ckptgate.model.entries import Point
+
+
+def test_a_pointer_moves_only_with_its_commit(cluster: Cluster) -> None:
+    """I5: until then the previous value stands."""
+    node = cluster.node("a")
+    save(node, "step-1", {"a.txt": b"1"})
+    cluster.settle()
+    row = node.begin("step-2", job=SESSION)
+    node.write(row, "a.txt", b"2", rank=0)
+    node.point("latest", "step-2", content="step-2", job=SESSION)
+    cluster.settle()
+    assert cluster.store.pointer_content(RUN, "latest") == "step-1"
+    assert len(node.raw.pending()) == 1
+    node.commit(row)
+    cluster.settle()
+    assert cluster.store.pointer_content(RUN, "latest") == "step-2"
+    assert cluster.store.plain_stat(f"{RUN}/latest").kind == "file"
+    assert node.raw.pending() == []
+
+
+def test_an_older_commit_that_comes_late_does_not_move_latest_back(cluster: Cluster) -> None:
+    """I5: the pointer follows the newest SEAL, whatever is committed last."""
+    a, b = cluster.node("a"), cluster.node("b")
+    old = a.begin("step-1")
+    late = a.write(old, "a.txt", b"1", rank=0, is_open=True)
+    cluster.settle()
+    a.event(old, "explicit")
+    a.raw.update_attempt(old.id, committed_all=True)
+    cluster.settle()
+    save(b, "step-2", {"a.txt": b"2"}, job="run:job-1")
+    cluster.settle()
+    assert cluster.store.pointer_content(RUN, "latest") == "step-2"
+    a.close_file(late)
+    cluster.settle()
+    assert set(cluster.state().current) == {"step-1", "step-2"}
+    assert cluster.store.pointer_content(RUN, "latest") == "step-2"
+
+
+def test_a_pointer_written_after_its_target_was_committed_is_a_decision(cluster: Cluster) -> None:
+    """I5: back only by POINT."""
+    node = cluster.node("a")
+    for step in (1, 2):
+        save(node, f"step-{step}", {"a.txt": b"%d" % step})
+        cluster.settle()
+    node.point("latest", "step-1", job=SESSION)
+    cluster.settle()
+    assert cluster.store.pointer_content(RUN, "latest") == "step-1"
+    assert node.raw.pending() == []
+
+
+def test_a_pointer_that_came_true_and_was_moved_on_by_another_job_is_not_taken_back(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I5: its publisher may come to its pending row only after that."""
+    a, b = cluster.node("a"), cluster.node("b")
+    row = a.begin("step-1", job=SESSION)
+    a.write(row, "a.txt", b"1", rank=0)
+    a.point("latest", "step-1", content="step-1", job=SESSION)
+    a.commit(row)
+    with monkeypatch.context() as patch:
+        patch.setattr(Settling, "step", lambda self, log: False)
+        cluster.settle()
+        row = b.begin("step-2", job="session:b/1@2")
+        b.write(row, "a.txt", b"2", rank=0)
+        b.point("latest", "step-2", content="step-2", job="session:b/1@2")
+        b.commit(row)
+        cluster.settle()
+    assert len(a.raw.pending()) == 1
+    cluster.settle()
+    assert a.raw.pending() == b.raw.pending() == []
+    assert cluster.store.pointer_content(RUN, "latest") == "step-2"
+    assert entries(cluster, Point) == []
+    a.point("latest", "step-1", content="step-1", job=SESSION)
+    cluster.settle()
+    assert cluster.store.pointer_content(RUN, "latest") == "step-1"
+
+
+def test_a_damaged_pointer_in_the_store_is_rebuilt_from_the_log(cluster: Cluster) -> None:
+    node = cluster.node("a")
+    save(node, "step-1", {"a.txt": b"1"})
+    cluster.settle()
+    cluster.store.remove_pointer(RUN, "latest")
+    node = cluster.node("a")
+    cluster.settle()
+    assert cluster.store.pointer_content(RUN, "latest") == "step-1"
