@@ -11,14 +11,16 @@ import os
 from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
+import pytest
 from tests.sim.simulation import run_seed
 
-__all__ = ["COUNT", "REGRESSIONS", "fresh_seeds", "run_all"]
+__all__ = ["REGRESSIONS", "fresh_seeds", "parts", "run_all"]
 
 COUNT: Final = int(os.environ.get("CKPTGATE_SEEDS", "1000"))
-"""New seeds of one test in the default run; two tests take so many each."""
+"""New seeds of one module in the default run; two modules take so many each."""
+_AT_ONCE: Final = 100
 _OF_A_DAY: Final = 1_000_000
 
 REGRESSIONS: Final = {
@@ -49,6 +51,13 @@ def fresh_seeds(count: int, *, series: int) -> range:
     day = datetime.now(UTC).toordinal()
     first = day * _OF_A_DAY + series * (_OF_A_DAY // 10)
     return range(first, first + count)
+
+
+def parts(series: int) -> list[Any]:
+    """The new seeds of one module, a hundred for each of its tests, whose names tell no date."""
+    seeds = fresh_seeds(COUNT, series=series)
+    starts = range(0, COUNT, _AT_ONCE)
+    return [pytest.param(seeds[at : at + _AT_ONCE], id=f"from-{at}") for at in starts]
 
 
 def run_all(seeds: Iterable[int]) -> Counter[str]:
