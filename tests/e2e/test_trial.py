@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -129,6 +130,48 @@ def test_a_run_in_the_place_of_a_checkpoint_is_called_one(tmp_path: Path):
             assert cli(command, c.store / "run/step-1").returncode == 0
 
 
+def test_a_path_that_no_daemon_serves_is_told_from_one_with_another_name(tmp_path: Path):
+    with cluster(tmp_path) as c:
+        (node,) = c.nodes
+        run = node.mnt / "run"
+        save(run / "step-1", a=b"1")
+        until("it is shown", (c.store / "run/step-1").is_dir)
+        for command in (("commit", "--all"), ("abort",), ("wait",), ("pin",)):
+            done = cli(command[0], c.store / "run/step-1", *command[1:])
+            assert done.returncode == 4, command
+            assert f"is in a store, mounted on {node.mnt}" in done.stderr
+            assert f"name {run}/step-1\n" in done.stderr
+        assert f"name {run}\n" in cli("status", c.store / "run").stderr
+        info = node.info()
+        os.kill(info.pid, signal.SIGKILL)
+        until("its end", lambda: not info.is_alive)
+        for command, path in (("status", run), ("ls", run), ("wait", run / "step-1")):
+            done = cli(command, path)
+            assert done.returncode == 4, command
+            assert f"is in the mount {node.mnt}, whose daemon has died" in done.stderr
+            assert f"ckptgate mount STORE {node.mnt}" in done.stderr
+
+
+def test_ls_tells_which_are_pinned(tmp_path: Path):
+    with cluster(tmp_path) as c:
+        run = c.nodes[0].mnt / "run"
+        for name in ("step-1", "step-2"):
+            save(run / name, a=b"1")
+        assert cli("pin", run / "step-1").returncode == 0
+        head, first, second = cli("ls", run).stdout.splitlines()
+        assert head.split()[-1] == "KEPT"
+        assert first.startswith("step-1")
+        assert first.endswith("pinned")
+        assert second.startswith("step-2")
+        assert "pinned" not in second
+
+
+def test_an_empty_run_id_is_refused():
+    done = cli("exec", "--run-id", "", "--", "true")
+    assert done.returncode == 64
+    assert "--run-id is empty" in done.stderr
+
+
 def test_mv_of_a_committed_checkpoint_or_its_revision_leaves_everything_as_it_was(tmp_path: Path):
     """I8: `mv` says that it is not permitted; no copy, no second name, nothing lost."""
     with cluster(tmp_path) as c:
@@ -199,6 +242,11 @@ os.kill(os.getpid(), signal.SIGKILL)
         until("the reason", lambda: [r for r in node.attempts("step-1") if "hidden" in r["reason"]])
         (row,) = node.attempts("step-1")
         assert "the writer of 'log.txt' died with it open" in row["reason"]
+        done = cli("wait", node.mnt / "run/step-1", "--timeout", "0.1")
+        assert done.returncode == 2
+        assert "the writer of 'log.txt' died with it open" in done.stderr
+        done = node.stop()
+        assert "left in the spool: run/step-1 (open): " in done.stderr
 
 
 LEAK = """

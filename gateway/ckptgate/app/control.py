@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from ckptgate.app.build import Parts
 from ckptgate.engine.publisher import Publisher
-from ckptgate.engine.status import status
+from ckptgate.engine.status import status, why_hidden
 from ckptgate.errors import MissingError, RefusedError, UsageError
 from ckptgate.model.entries import Entry, Pin
 from ckptgate.model.rules import RunState
@@ -143,7 +143,7 @@ class Control:
             "name": row.name,
             "attempt": row.attempt,
             "state": str(row.state),
-            "reason": row.reason,
+            "reason": row.reason or why_hidden(self._parts.spool, row, self._identity.is_alive),
             "missing": list(row.missing),
         }
 

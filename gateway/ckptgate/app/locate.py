@@ -10,13 +10,14 @@ import os
 from dataclasses import dataclass
 
 from ckptgate.app.config import store_path
+from ckptgate.app.mountpoints import is_mounted
 from ckptgate.app.registry import MountInfo, find_mount, list_mounts
 from ckptgate.errors import MissingError, UsageError
 from ckptgate.model.documents import MAX_POINTER_BYTES
 from ckptgate.model.kinds import DEFAULT_PATTERNS
 from ckptgate.model.layout import GATEWAY_DIR
 
-__all__ = ["Place", "locate_checkpoint", "locate_run", "require_mount"]
+__all__ = ["Place", "locate_checkpoint", "locate_in_mount", "locate_run", "require_mount"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,7 @@ def locate_run(path: str) -> Place:
         run = os.path.relpath(where, mount.mountpoint)
         return Place(store=mount.store, run="" if run == "." else run, name="", mount=mount)
     if not os.path.isdir(os.path.join(where, GATEWAY_DIR)):
+        _refuse_dead(path, where)
         msg = f"no run at {path}: it is in no mount and holds no {GATEWAY_DIR}"
         raise MissingError(msg, subject=path, hint="name a run's directory, in a mount or a store")
     return Place(store=where, run="", name="", mount=None)
@@ -79,6 +81,18 @@ def locate_checkpoint(path: str) -> Place:
     return Place(store=place.store, run=place.run, name=name, mount=place.mount)
 
 
+def locate_in_mount(path: str) -> tuple[Place, MountInfo]:
+    """The checkpoint that *path* names, and the running mount that it lies in.
+
+    Raises:
+        MissingError, UsageError: the path can't be one, or is in no running mount.
+    """
+    place = locate_checkpoint(path)
+    if place.mount is None:
+        raise _unmounted(path, _absolute(path))
+    return place, place.mount
+
+
 def _pointer_target(path: str) -> str:
     """What a symlink or a pointer's text names, "" for anything else."""
     if os.path.islink(path):
@@ -99,10 +113,34 @@ def require_mount(path: str) -> MountInfo:
     where = _absolute(path)
     mount = find_mount(where) or find_mount(os.path.realpath(path))
     if mount is None:
-        served = [info.mountpoint for info in list_mounts() if info.store == where]
-        if served:
-            msg = f"{path} is a store, mounted on {', '.join(served)}"
-            raise MissingError(msg, subject=path, hint=f"name {served[0]}")
-        msg = f"{path} is not in a running ckptgate mount"
-        raise MissingError(msg, subject=path, hint="ckptgate status lists the mounts")
+        raise _unmounted(path, where)
     return mount
+
+
+def _unmounted(path: str, where: str) -> MissingError:
+    """What to say of *path* (absolute: *where*), which is in no running mount."""
+    _refuse_dead(path, where)
+    served = [i for i in list_mounts() if (where + "/").startswith(i.store.rstrip("/") + "/")]
+    if served:
+        what = "is" if served[0].store == where else "is in"
+        mountpoints = ", ".join(info.mountpoint for info in served)
+        msg = f"{path} {what} a store, mounted on {mountpoints}"
+        there = os.path.join(served[0].mountpoint, os.path.relpath(where, served[0].store))
+        return MissingError(msg, subject=path, hint=f"name {os.path.normpath(there)}")
+    msg = f"{path} is not in a running ckptgate mount"
+    return MissingError(msg, subject=path, hint="ckptgate status lists the mounts")
+
+
+def _refuse_dead(path: str, where: str) -> None:
+    """Say so where *path* (absolute: *where*) lies in a mount whose daemon has died.
+
+    Raises:
+        MissingError: it does.
+    """
+    above = where
+    while above != os.path.dirname(above):
+        if is_mounted(above):
+            msg = f"{path} is in the mount {above}, whose daemon has died"
+            hint = f"mount it again: ckptgate mount STORE {above}"
+            raise MissingError(msg, subject=path, hint=hint)
+        above = os.path.dirname(above)

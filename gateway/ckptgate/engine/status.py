@@ -28,7 +28,7 @@ from ckptgate.ports.spool import (
     SpoolRoom,
 )
 
-__all__ = ["AttemptStatus", "QueueStatus", "RunStatus", "StatusReport", "status"]
+__all__ = ["AttemptStatus", "QueueStatus", "RunStatus", "StatusReport", "status", "why_hidden"]
 
 EVENTS_MAX: Final = 20
 FINISHED_MAX: Final = 20
@@ -199,11 +199,11 @@ def _attempt(
         stored_bytes=counts.get(FileState.STORED, (0, 0))[1],
         writers=tuple(sorted(writers)),
         missing=row.missing,
-        reason="; ".join(filter(None, (row.reason, _why_hidden(spool, row, is_alive)))),
+        reason="; ".join(filter(None, (row.reason, why_hidden(spool, row, is_alive)))),
     )
 
 
-def _why_hidden(spool: Spool, row: AttemptRow, is_alive: Callable[[int, int], bool] | None) -> str:
+def why_hidden(spool: Spool, row: AttemptRow, is_alive: Callable[[int, int], bool] | None) -> str:
     """Why the mount shows the attempt to nobody, not even to its job; "" if it may be seen.
 
     As `vfs.liveness` decides: a writer died with a file open, and no other writer is left.

@@ -8,8 +8,9 @@ from typing import Any
 
 from ckptgate.app.asking import ask
 from ckptgate.app.commands.output import add_json, print_json
-from ckptgate.app.locate import Place, locate_checkpoint
-from ckptgate.errors import ExitCode, MissingError, PendingError, RefusedError, UsageError
+from ckptgate.app.locate import Place, locate_in_mount
+from ckptgate.app.registry import MountInfo
+from ckptgate.errors import ExitCode, PendingError, RefusedError, UsageError
 
 __all__ = ["add_commands"]
 
@@ -37,33 +38,31 @@ def add_commands(commands: Any) -> None:
     wait.set_defaults(handler=_wait)
 
 
-def _ask(place: Place, op: str, **more: Any) -> Any:
-    if place.mount is None:
-        msg = f"{place.name!r} is not in a running ckptgate mount"
-        raise MissingError(msg, subject=place.name, hint="ckptgate status lists the mounts")
-    return ask(place.mount, {"op": op, "run": place.run, "name": place.name, **more})
+def _ask(at: tuple[Place, MountInfo], op: str, **more: Any) -> Any:
+    place, mount = at
+    return ask(mount, {"op": op, "run": place.run, "name": place.name, **more})
 
 
 def _commit(args: argparse.Namespace) -> int:
     if args.all == (args.rank is not None) or (args.rank is None) != (args.world_size is None):
         msg = "commit takes --rank R --world-size W, or --all"
         raise UsageError(msg, subject=args.path)
-    place = locate_checkpoint(args.path)
-    result = _ask(place, "commit", rank=args.rank, world_size=args.world_size, all=args.all)
+    at = locate_in_mount(args.path)
+    result = _ask(at, "commit", rank=args.rank, world_size=args.world_size, all=args.all)
     if args.wait:
-        result = _wait_decided(place, args.timeout)
-    _print(args, result, f"{place.name}: recorded")
+        result = _wait_decided(at, args.timeout)
+    _print(args, result, f"{at[0].name}: recorded")
     return ExitCode.OK
 
 
 def _abort(args: argparse.Namespace) -> int:
-    result = _ask(locate_checkpoint(args.path), "abort", reason=args.reason)
+    result = _ask(locate_in_mount(args.path), "abort", reason=args.reason)
     _print(args, result, f"{result['name']}: {result['state']}")
     return ExitCode.OK
 
 
 def _wait(args: argparse.Namespace) -> int:
-    result = _wait_decided(locate_checkpoint(args.path), args.timeout)
+    result = _wait_decided(locate_in_mount(args.path), args.timeout)
     _print(args, result, "")
     return ExitCode.OK
 
@@ -75,16 +74,17 @@ def _print(args: argparse.Namespace, result: dict[str, Any], text: str) -> None:
         print(f"{result['name']}: {result['state']}" if "reason" in result else text)
 
 
-def _wait_decided(place: Place, timeout_s: float | None) -> dict[str, Any]:
+def _wait_decided(at: tuple[Place, MountInfo], timeout_s: float | None) -> dict[str, Any]:
     """The state once it is decided.
 
     Raises:
         RefusedError: aborted or abandoned.
         PendingError: not decided in time.
     """
+    place, _ = at
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
-        found: dict[str, Any] = _ask(place, "state")
+        found: dict[str, Any] = _ask(at, "state")
         if found["state"] in {"committed", "replaced"}:
             return found
         if found["state"] in {"aborted", "abandoned"}:
@@ -92,7 +92,8 @@ def _wait_decided(place: Place, timeout_s: float | None) -> dict[str, Any]:
             msg = f"{place.name} was {found['state']}: {found['reason']}{missing}"
             raise RefusedError(msg, subject=place.name)
         if deadline is not None and time.monotonic() >= deadline:
-            missing = "; ".join(found["missing"]) or "not decided yet"
+            missing = "; ".join(filter(None, (found["reason"], *found["missing"])))
+            missing = missing or "not decided yet"
             msg = f"{place.name} is {found['state']} after {timeout_s:g} s: {missing}"
             raise PendingError(msg, subject=place.name, hint="ckptgate status")
         time.sleep(0.1)

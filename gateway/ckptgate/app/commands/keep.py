@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ckptgate.app.asking import ask
 from ckptgate.app.commands.output import add_json, human_bytes, print_json, print_rows
-from ckptgate.app.locate import locate_checkpoint, require_mount
+from ckptgate.app.locate import locate_in_mount, require_mount
 from ckptgate.app.registry import MountInfo, list_mounts
 from ckptgate.app.units import parse_seconds
 from ckptgate.errors import ExitCode, MissingError, UsageError
@@ -98,12 +98,9 @@ def _print(report: dict[str, Any]) -> None:
 
 
 def _pin(args: argparse.Namespace) -> int:
-    place = locate_checkpoint(args.path)
-    if place.mount is None:
-        msg = f"{args.path} is not in a running ckptgate mount"
-        raise MissingError(msg, subject=args.path, hint="ckptgate status lists the mounts")
+    place, mount = locate_in_mount(args.path)
     request = {"op": "pin", "run": place.run, "name": place.name, "is_on": args.is_on}
-    found = ask(place.mount, {**request, "reason": args.reason})
+    found = ask(mount, {**request, "reason": args.reason})
     if args.json:
         print_json(found)
     else:

@@ -47,7 +47,7 @@ def add_commands(commands: Any) -> None:
     add_json(show)
     show.set_defaults(handler=_show)
     log = commands.add_parser("log", help="a run's decisions: who, when, why")
-    log.add_argument("run", metavar="RUN")
+    log.add_argument("run", metavar="RUN", help="the run's directory, in a mount or a store")
     add_json(log)
     log.set_defaults(handler=_log)
     verify = commands.add_parser("verify", help="read every byte and compare with the manifest")
@@ -175,10 +175,10 @@ def _ls(args: argparse.Namespace) -> int:
         print_json({"run": place.run, "checkpoints": rows})
         return ExitCode.OK
     print_rows(
-        ("NAME", "COMMITTED", "FILES", "SIZE", "POINTERS"),
+        ("NAME", "COMMITTED", "FILES", "SIZE", "POINTERS", "KEPT"),
         [
             (r["name"], r["committed_at"], r["files"], human_bytes(r["bytes"]),
-             ",".join(r["pointers"]))
+             ",".join(r["pointers"]), "pinned" if r["is_pinned"] else "")
             for r in rows
         ],
     )  # fmt: skip

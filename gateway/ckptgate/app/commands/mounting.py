@@ -160,13 +160,17 @@ def _umount(args: argparse.Namespace) -> int:
         return ExitCode.OK
     for row in left:
         missing = "; ".join(row["missing"][:_LINES_SHOWN]) or _LEFT_BECAUSE[row["state"]]
-        print(f"left in the spool: {row['name']} ({row['state']}): {missing}", file=sys.stderr)
+        print(f"left in the spool: {_named(row)} ({row['state']}): {missing}", file=sys.stderr)
     print(
         f"unmounted {mount.mountpoint}: {len(left)} unfinished; the spool {mount.spool} keeps "
         "them, the next mount goes on",
         file=sys.stderr,
     )
     return ExitCode.PENDING
+
+
+def _named(row: dict[str, Any]) -> str:
+    return os.path.join(str(row.get("run", "")), str(row["name"]))
 
 
 def _unmount(mount: MountInfo, *, lazy: bool) -> None:
@@ -201,7 +205,10 @@ def unmount_and_drain(mount: MountInfo, *, timeout_s: float, lazy: bool) -> list
     while mount.is_alive:
         if time.monotonic() > deadline:
             msg = f"the daemon of {mount.mountpoint} (pid {mount.pid}) has not ended"
-            raise PendingError(msg, subject=mount.mountpoint, hint=f"see {mount.spool}/{LOG_FILE}")
+            hint = f"see {mount.spool}/{LOG_FILE}"
+            if lazy:
+                hint = "it is detached and ends once no file is open in it any more; " + hint
+            raise PendingError(msg, subject=mount.mountpoint, hint=hint)
         time.sleep(0.05)
     try:
         with open(left_file, encoding="utf-8") as stream:

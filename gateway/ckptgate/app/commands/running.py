@@ -18,7 +18,10 @@ def add_commands(commands: Any) -> None:
         "exec", help="run a command as one incarnation of a job: exec [--run-id ID] -- CMD ..."
     )
     run.add_argument(
-        "--run-id", default="", metavar="ID", help="the same on all nodes of the job; default: new"
+        "--run-id",
+        default=None,
+        metavar="ID",
+        help="the same on all nodes of the job; default: new",
     )
     run.add_argument("words", nargs=argparse.REMAINDER, metavar="-- CMD ...")
     run.set_defaults(handler=_exec)
@@ -32,6 +35,9 @@ def _exec(args: argparse.Namespace) -> int:
     if not words:
         msg = "exec needs a command"
         raise UsageError(msg, hint="ckptgate exec -- torchrun train.py")
+    if args.run_id == "":
+        msg = "--run-id is empty: processes with different IDs don't see each other's files"
+        raise UsageError(msg, hint="ckptgate exec --run-id nightly-7 -- torchrun train.py")
     run_id = args.run_id or os.environ.get("CKPTGATE_RUN_ID") or uuid.uuid4().hex
     os.environ["CKPTGATE_RUN_ID"] = run_id
     try:
