@@ -145,9 +145,9 @@ def test_a_path_that_no_daemon_serves_is_told_from_one_with_another_name(tmp_pat
         info = node.info()
         os.kill(info.pid, signal.SIGKILL)
         until("its end", lambda: not info.is_alive)
-        for command, path in (("status", run), ("ls", run), ("wait", run / "step-1")):
-            done = cli(command, path)
-            assert done.returncode == 4, command
+        for word, path in (("status", run), ("ls", run), ("wait", run / "step-1")):
+            done = cli(word, path)
+            assert done.returncode == 4, word
             assert f"is in the mount {node.mnt}, whose daemon has died" in done.stderr
             assert f"ckptgate mount STORE {node.mnt}" in done.stderr
 
