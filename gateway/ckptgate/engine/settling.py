@@ -151,12 +151,22 @@ class Settling:
                 # Refused for its incarnation: that one sees what all others see.
                 self._spool.drop_pending(pending.id)
                 _note(self._spool, pending, length)
+            self._forget_vote(log, pending)
         self._invalidations.name(pending.parent, pending.name)
         for ino in {pending.ino, None if old is None else old.ino}:
             # Only the mount knows when nobody reads a nameless node any more.
             if ino is not None and self._spool.place(ino) is None:
                 self._invalidations.node(ino)
         return True
+
+    def _forget_vote(self, log: RunLog, settled: PendingRow) -> None:
+        """What `_came_true` asks, once no pointer waits for it; inside a transaction."""
+        rest = self._spool.pending(parent=settled.parent)
+        if not any(row.target == settled.target for row in rest):
+            id_ = log.look(lambda state: state.current.get(settled.target, ""))
+            row = self._spool.attempt_by_id(log.run, id_)
+            if row is not None:
+                self._spool.drop_meta(VOTED_META.format(attempt=row.id))
 
     def _has_writer(self, node: NodeRow) -> bool:
         """Whether anybody has it open who could write it, closed by its opener or not."""

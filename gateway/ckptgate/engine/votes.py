@@ -44,6 +44,7 @@ from ckptgate.ports.spool import (
     NodeKind,
     NodeRow,
     PendingKind,
+    PendingRow,
     Spool,
 )
 
@@ -238,15 +239,23 @@ class Voter:
 
     def _pointers(self, attempt: AttemptRow) -> tuple[PointerValue, ...]:
         values: list[PointerValue] = []
-        for pending in self._spool.pending(parent=attempt.run_ino):
-            is_ours = pending.kind is PendingKind.POINTER and pending.job_key == attempt.job_key
-            if not is_ours or pending.target != attempt.name or pending.ino is None:
-                continue
-            node = self._spool.node(pending.ino)
+        for pending in self._pending(attempt):
+            node = None if pending.ino is None else self._spool.node(pending.ino)
             value = pending_value(self._spool, pending.name, node, attempt.name) if node else None
             if value is not None:
                 values.append(value)
         return tuple(sorted(values, key=lambda value: value.pointer))
+
+    def _pending(self, attempt: AttemptRow) -> list[PendingRow]:
+        """The job's pointers that are to move with this attempt."""
+        return [
+            row
+            for row in self._spool.pending(parent=attempt.run_ino)
+            if row.kind is PendingKind.POINTER
+            and row.job_key == attempt.job_key
+            and row.target == attempt.name
+            and row.ino is not None
+        ]
 
     def _decide_final(self, attempt: AttemptRow) -> bool:
         if attempt.is_voted or not self._may_be_final(attempt):
@@ -267,7 +276,9 @@ class Voter:
             if not self._is_quiet(row):
                 return False
             self._spool.update_attempt(row.id, is_voted=True)
-            self._spool.set_meta(VOTED_META.format(attempt=row.id), str(self._spool.next_node()))
+            if any(self._pending(row)):
+                number = str(self._spool.next_node())
+                self._spool.set_meta(VOTED_META.format(attempt=row.id), number)
         _log.info("vote-final attempt=%s", attempt.attempt)
         return True
 
