@@ -243,6 +243,15 @@ def test_a_document_of_another_kind_is_refused() -> None:
 HOSTILE = ["..", "../x", "a/../../x", "/etc/passwd", "a//b", "a/", "", "a\nb", "a\0b", "n" * 256]
 
 
+@pytest.mark.parametrize("after", [{"..": 1}, {MEMBER: -1}, {MEMBER: "1"}, [MEMBER]])
+def test_renames_of_no_member_or_of_no_number_are_refused(after: object) -> None:
+    with pytest.raises(IntegrityError, match="the-key"):
+        decode(edited(vote(), after=after), Vote, subject="the-key")
+    op = NameOp(attempt="step-1.0", member=MEMBER, n=0, op=NameOpKind.MKDIR, path="d")
+    with pytest.raises(IntegrityError, match="the-key"):
+        decode(edited(op, after=after), NameOp, subject="the-key")
+
+
 @pytest.mark.parametrize("path", HOSTILE)
 def test_a_hostile_path_is_refused(path: str) -> None:
     """I13: it is an error of the document when read, of the name when made."""

@@ -26,6 +26,7 @@ _DROP_BY_ATTEMPT: Final = (
     "DELETE FROM writer_ranks WHERE attempt = ?",
     "DELETE FROM seen WHERE attempt = ?",
     "DELETE FROM name_ops WHERE attempt = ?",
+    "DELETE FROM moves WHERE attempt = ?",
 )
 # By path: a directory's path is a prefix of what is in it, so parents come first.
 _TREE: Final = (

@@ -94,6 +94,10 @@ def _lines(text: str) -> tuple[str, ...]:
     return () if text == "[]" else tuple(json.loads(text))
 
 
+def _counts_text(counts: Mapping[str, int]) -> str:
+    return json.dumps(dict(counts), sort_keys=True)
+
+
 class Table(Generic[_R]):
     """One table: its statements, and how its rows become values.
 
@@ -239,8 +243,10 @@ def _tombstone(values: Values) -> TombstoneRow:
 
 
 def _name_op(values: Values) -> NameOpRow:
-    id_, attempt, op, path, to, mode = values
-    return NameOpRow(id=id_, attempt=attempt, op=op, path=path, to=to, mode=mode)
+    id_, attempt, op, path, to, mode, after = values
+    return NameOpRow(
+        id=id_, attempt=attempt, op=op, path=path, to=to, mode=mode, after=json.loads(after)
+    )
 
 
 def _plain_op(values: Values) -> PlainOpRow:
@@ -275,5 +281,7 @@ ATTEMPTS: Final = Table(
 HANDLES: Final = Table("handles", HandleRow, _handle, {"is_closed": int})
 PENDING: Final = Table("pending", PendingRow, _pending, {"kind": _text_of(PendingKind)})
 TOMBSTONES: Final = Table("tombstones", TombstoneRow, _tombstone)
-NAME_OPS: Final = Table("name_ops", NameOpRow, _name_op, {"op": _text_of(NameOpKind)})
+NAME_OPS: Final = Table(
+    "name_ops", NameOpRow, _name_op, {"op": _text_of(NameOpKind), "after": _counts_text}
+)
 PLAIN_OPS: Final = Table("plain_ops", PlainOpRow, _plain_op, {"op": _text_of(PlainOpKind)})

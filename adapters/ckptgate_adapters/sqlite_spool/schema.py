@@ -161,9 +161,19 @@ CREATE TABLE name_ops (
     op TEXT NOT NULL,
     path TEXT NOT NULL,
     "to" TEXT NOT NULL,
-    mode INTEGER NOT NULL
+    mode INTEGER NOT NULL,
+    after TEXT NOT NULL
 ) STRICT;
 CREATE INDEX name_ops_by_attempt ON name_ops (attempt);
+CREATE TABLE moves (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    attempt INTEGER NOT NULL,
+    member TEXT NOT NULL,
+    n INTEGER NOT NULL,
+    path TEXT NOT NULL,
+    "to" TEXT NOT NULL
+) STRICT;
+CREATE INDEX moves_by_attempt ON moves (attempt);
 CREATE TABLE plain_ops (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     op TEXT NOT NULL,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ckptgate.errors import MissingError
+from ckptgate.model.moves import Move
 from ckptgate.ports.spool import NameOpRow, PendingRow, PlainOpRow, TombstoneRow
 from ckptgate_adapters.sqlite_spool.connection import Database
 from ckptgate_adapters.sqlite_spool.rows import NAME_OPS, PENDING, PLAIN_OPS, TOMBSTONES
@@ -77,6 +78,18 @@ class WaitingPart:
 
     def drop_name_op(self, id: int) -> None:
         self._db.run(NAME_OPS.delete, (id,))
+
+    def add_move(self, attempt: int, move: Move) -> None:
+        self._db.run(
+            'INSERT INTO moves (attempt, member, n, path, "to") VALUES (?, ?, ?, ?, ?)',
+            (attempt, move.member, move.n, move.path, move.to),
+        )
+
+    def moves(self, attempt: int) -> list[Move]:
+        rows = self._db.all(
+            'SELECT member, n, path, "to" FROM moves WHERE attempt = ? ORDER BY id', (attempt,)
+        )
+        return [Move(member=member, n=n, path=path, to=to) for member, n, path, to in rows]
 
     def add_plain_op(self, row: PlainOpRow) -> PlainOpRow:
         id_ = self._db.insert(PLAIN_OPS.insert, PLAIN_OPS.values(row, row.id or None))

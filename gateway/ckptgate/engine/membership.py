@@ -193,6 +193,7 @@ class Membership:
                     path=op.path,
                     to=op.to,
                     mode=op.mode,
+                    after=dict(op.after),
                 )
                 if document.op is not NameOpKind.MKDIR:
                     mover = Mover(attempt=row.attempt, member=self._member)

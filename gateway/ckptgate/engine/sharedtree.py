@@ -1,8 +1,9 @@
 """Taking over what other members of an attempt did: their directories and their closed files.
 
 It owns the rule who wins: a local file or directory is never replaced by another member's; what was
-imported from a member follows that member's newest vote. Two files under one path with different
-digests stay two until the merge of the votes refuses them by name.
+imported from a member follows that member's newest vote, at the paths that its directories have
+here: what was said before a rename is followed to where that led (`model.moves`). Two files under
+one path with different digests stay two until the merge of the votes refuses them by name.
 
 Thread rule: any thread of either process; each name operation and each vote is one transaction
 together with the mark that it was taken over.
@@ -11,13 +12,15 @@ together with the mark that it was taken over.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from ckptgate.engine.manifests import load_chunks, small_chunks
 from ckptgate.engine.rolls import Rolls
 from ckptgate.model.documents import EntryType, FileEntry, NameOp, NameOpKind, Vote
 from ckptgate.model.layout import data_key, full_key
+from ckptgate.model.moves import Move, place_now, where_now
 from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.clock import Clock
 from ckptgate.ports.spool import AttemptRow, FileRow, LocalBytes, NodeKind, NodeRow, Spool
@@ -67,10 +70,12 @@ class TreeWriter:
         entry = modes.get(path)
         if entry is None:
             return self.add(parent, path, kind=NodeKind.DIR, mode=DEFAULT_DIR_MODE).ino
-        return self.add_entry(parent, entry).ino
+        return self.add_entry(parent, entry, path=path).ino
 
-    def add_entry(self, parent: int, entry: FileEntry, file: int | None = None) -> NodeRow:
-        """Add what *entry* describes; *file* is the id of a file's bytes."""
+    def add_entry(
+        self, parent: int, entry: FileEntry, file: int | None = None, *, path: str = ""
+    ) -> NodeRow:
+        """Add what *entry* describes, at another *path* if need be; *file* is its bytes' id."""
         node = NodeRow(
             ino=0,
             kind=NodeKind(entry.type.value),
@@ -84,7 +89,7 @@ class TreeWriter:
             target=entry.target,
             file=file,
         )
-        return self._link(parent, entry.path, node)
+        return self._link(parent, path or entry.path, node)
 
     def add(self, parent: int, path: str, *, kind: NodeKind, mode: int) -> NodeRow:
         """Add a node that no entry describes, with the root's owner and the present time."""
@@ -129,10 +134,12 @@ class SharedTree:
     def take_names(self, row: AttemptRow, members: Iterable[str]) -> bool:
         """Apply the directory operations of *members* that are new; whether anything changed."""
         is_changed = False
-        for member in members:
-            start = self._spool.seen_count(row.id, member, "names")
-            for op in self._rolls.name_ops(row.run, row.attempt, member, start):
-                is_changed = self._take_name(row.id, op) or is_changed
+        lists: dict[str, deque[NameOp]] = {}
+        asked = set(members)
+        # What an operation came after is in the store before it: so who is waited for has more.
+        while asked and sum([self._read_names(row, lists, member) for member in sorted(asked)]):
+            did, asked = self._take_ready(row.id, lists)
+            is_changed = did or is_changed
         return is_changed
 
     def take_files(self, row: AttemptRow, votes: Mapping[str, Vote]) -> bool:
@@ -140,6 +147,9 @@ class SharedTree:
         is_changed = False
         for member, vote in votes.items():
             if self._spool.seen_count(row.id, member, "imported") > vote.n:
+                continue
+            if self._not_taken(row.id, member, vote.after):
+                # It came after the look at the name operations: its paths are to be read with them.
                 continue
             # Read before the transaction: it is never held over a store call.
             tables = self._chunks_of(row.run, vote)
@@ -149,6 +159,46 @@ class SharedTree:
         return is_changed
 
     # Names
+
+    def _read_names(self, row: AttemptRow, lists: dict[str, deque[NameOp]], member: str) -> int:
+        """Add to the member's list in *lists* what is new; how much it was."""
+        known = lists.setdefault(member, deque())
+        start = known[-1].n + 1 if known else self._spool.seen_count(row.id, member, "names")
+        new = self._rolls.name_ops(row.run, row.attempt, member, start)
+        known.extend(new)
+        return len(new)
+
+    def _take_ready(
+        self, attempt: int, lists: Mapping[str, deque[NameOp]]
+    ) -> tuple[bool, set[str]]:
+        """Apply what comes after nothing that is still to be taken over.
+
+        Returns:
+            Whether the tree changed, and whose operations the rest comes after.
+        """
+        is_changed = False
+        while True:
+            awaited: set[str] = set()
+            did = False
+            for ops in lists.values():
+                while ops:
+                    before = self._not_taken(attempt, ops[0].member, ops[0].after)
+                    if before:
+                        awaited |= before
+                        break
+                    is_changed = self._take_name(attempt, ops.popleft()) or is_changed
+                    did = True
+            if not did:
+                return is_changed, awaited
+
+    def _not_taken(self, attempt: int, member: str, after: Mapping[str, int]) -> set[str]:
+        """Other members of whose renames *member* knew more than this tree has in it."""
+        return {
+            other
+            for other, count in after.items()
+            if other not in {member, self._member}
+            and self._spool.seen_count(attempt, other, "names") < count
+        }
 
     def _take_name(self, attempt: int, op: NameOp) -> bool:
         with self._spool.transaction():
@@ -161,6 +211,8 @@ class SharedTree:
             return self._apply_op(row, op)
 
     def _apply_op(self, row: AttemptRow, op: NameOp) -> bool:
+        moves = self._spool.moves(row.id)
+        place = place_now(op.path, op.after, moves, by=op.member)
         match op.op:
             case NameOpKind.ROOT_RENAME:
                 if row.name == op.to:
@@ -168,11 +220,14 @@ class SharedTree:
                 self._spool.update_attempt(row.id, name=op.to)
                 return True
             case NameOpKind.MKDIR:
-                return self._make_directory(row, op.path, op.mode) is not None
+                path = where_now(op.path, op.after, moves, by=op.member)
+                return self._make_directory(row, path, op.mode) is not None
             case NameOpKind.RMDIR:
-                return self._remove_directory(row, op.path)
+                return self._remove_directory(row, place)
             case NameOpKind.RENAME:
-                return self._rename_directory(row, op.path, op.to)
+                to = place_now(op.to, op.after, moves, by=op.member)
+                self._spool.add_move(row.id, Move(member=op.member, n=op.n, path=place, to=to))
+                return self._rename_directory(row, place, to)
 
     def _find(self, row: AttemptRow, path: str) -> NodeRow | None:
         node = self._spool.node(row.root)
@@ -285,22 +340,22 @@ class SharedTree:
             for path, _, file in self._spool.files_of_attempt(row.id)
             if file.key.startswith(f"{theirs}/")
         }
-        files = {entry.path: entry for entry in vote.entries if entry.type is EntryType.FILE}
+        modes, others = _placed(vote, self._spool.moves(row.id))
+        files = {path: entry for path, entry in others.items() if entry.type is EntryType.FILE}
         is_changed = self._forget_stale(writer, imported, files)
-        modes = {entry.path: entry for entry in vote.entries if entry.type is EntryType.DIR}
-        for entry in vote.entries:
-            if entry.type is EntryType.DIR or entry.path in writer.nodes:
+        for path, entry in others.items():
+            if path in writer.nodes:
                 continue
             # A revision's vote names the bytes of its base too. Only a member's own are imported:
             # the others could not be told from what was staged here.
             if entry.key and not full_key(row.run, entry.key).startswith(f"{theirs}/"):
                 continue
-            parent = writer.parent_of(entry.path, modes)
+            parent = writer.parent_of(path, modes)
             if parent is None:
-                _log.warning("import-conflict attempt=%s path=%s", row.attempt, entry.path)
+                _log.warning("import-conflict attempt=%s path=%s", row.attempt, path)
                 continue
             file = self._add_file(row.run, entry, tables)
-            writer.add_entry(parent, entry, file)
+            writer.add_entry(parent, entry, file, path=path)
             is_changed = True
         return is_changed
 
@@ -333,3 +388,15 @@ class SharedTree:
             evidence=entry.evidence,
         )
         return row.file
+
+
+def _placed(vote: Vote, moves: Sequence[Move]) -> tuple[dict[str, FileEntry], dict[str, FileEntry]]:
+    """The vote's directories and all else, by the paths that they have in a tree with *moves*."""
+    directories: dict[str, FileEntry] = {}
+    others: dict[str, FileEntry] = {}
+    for entry in vote.entries:
+        if entry.type is EntryType.DIR:
+            directories[where_now(entry.path, vote.after, moves)] = entry
+        else:
+            others[place_now(entry.path, vote.after, moves)] = entry
+    return directories, others

@@ -36,6 +36,7 @@ from ckptgate.model.documents import (
 from ckptgate.model.ids import CHUNK_BYTES, chunk_count
 from ckptgate.model.jobkey import JobKey
 from ckptgate.model.layout import chunk_table_key, full_key, join_key, vote_key
+from ckptgate.model.moves import taken
 from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.spool import (
     VOTED_META,
@@ -55,6 +56,8 @@ _log = logging.getLogger(__name__)
 POINTER_BYTES_MAX: Final = 4096
 SLOTS_MAX: Final = 1000
 """Votes of ours from before a crash that may stand in the way of the next one."""
+FOLLOW_S: Final = 1.0
+"""From a final vote to the first look for what others renamed since."""
 
 _UNDECIDED: Final = (AttemptState.OPEN, AttemptState.SEALED)
 _NOT_STORED: Final = frozenset(FileState) - {FileState.STORED}
@@ -109,6 +112,7 @@ class Voter:
         self._settings = node.settings
         self._pace = Pace(node.clock)
         self._written: dict[int, _Written] = {}
+        self._looks: dict[int, tuple[float, float]] = {}
         self._base_refs: dict[str, dict[str, ChunkRef]] = {}
 
     def step(self, attempt: AttemptRow) -> bool:
@@ -119,7 +123,7 @@ class Voter:
         """
         if not attempt.is_joined or attempt.state not in _UNDECIDED:
             return False
-        did = self._decide_final(attempt)
+        did = self._decide_final(attempt) or self._follow_renames(attempt)
         row = self._spool.attempt(attempt.id)
         if row is None or not self._is_due(row):
             return did
@@ -136,6 +140,7 @@ class Voter:
     def forget(self, attempt_id: int) -> None:
         """The attempt is decided."""
         self._written.pop(attempt_id, None)
+        self._looks.pop(attempt_id, None)
 
     def owes(self, attempt: AttemptRow) -> list[str]:
         """What this member still has to do before its final vote, one line each."""
@@ -151,6 +156,8 @@ class Voter:
 
     def build(self, attempt: AttemptRow) -> tuple[Vote, bytes]:
         """The vote (with number 0) that the rows stand for now, and its table of chunk digests."""
+        # First: what is renamed meanwhile is followed once more by who reads it, and that is there.
+        after = taken(self._spool.moves(attempt.id))
         files = {path: file for path, _, file in self._spool.files_of_attempt(attempt.id)}
         tree = [(path, node, files.get(path)) for path, node in self._spool.tree(attempt.id)]
         counted = [
@@ -181,6 +188,7 @@ class Voter:
             base=base.attempt if base is not None else "",
             pointers=self._pointers(attempt),
             chunk_table=table_key,
+            after=after,
             entries=tuple(sorted(entries, key=lambda entry: entry.path)),
         )
         return vote, table
@@ -281,6 +289,20 @@ class Voter:
                 self._spool.set_meta(VOTED_META.format(attempt=row.id), number)
         _log.info("vote-final attempt=%s", attempt.attempt)
         return True
+
+    def _follow_renames(self, attempt: AttemptRow) -> bool:
+        """After the final vote, take over what others renamed since; the next vote says so.
+
+        More and more seldom, so that it costs the store little while others are waited for.
+        """
+        if not attempt.is_voted:
+            return False
+        now_s = self._clock.monotonic()
+        due_s, wait_s = self._looks.setdefault(attempt.id, (now_s + FOLLOW_S, FOLLOW_S))
+        if now_s < due_s:
+            return False
+        self._looks[attempt.id] = (now_s + 2 * wait_s, 2 * wait_s)
+        return self._membership.refresh_moves(attempt)
 
     def _is_bare(self, row: AttemptRow) -> bool:
         """Whether there is nothing to commit: no file is left here, and nobody else takes part.

@@ -100,7 +100,7 @@ def closure(
     merged, conflicts = merge(votes, base)
     files = [voted for voted in merged if voted.entry.type is EntryType.FILE]
     who = _Owners(members)
-    missing = [*_unfinished_votes(members, votes, who), *conflicts]
+    missing = [*_unfinished_votes(members, votes, who), *_untaken_renames(votes, who), *conflicts]
     if not files and not waiting:
         missing.append(Missing("a file: the checkpoint has none", who.all()))
     is_explicit = event is SealEvent.EXPLICIT and all_ranks_committed(votes)
@@ -152,6 +152,21 @@ def _unfinished_votes(
             yield Missing(f"the vote of {member}", who.member(member))
         elif not vote.is_final:
             yield Missing(f"the final vote of {member}", who.member(member))
+
+
+def _untaken_renames(votes: Mapping[str, Vote], who: _Owners) -> Iterator[Missing]:
+    """Final votes from before another member renamed a directory.
+
+    What they have of it is at the old path: it would be there twice, each time in part.
+    """
+    # Before there is a SEAL, votes are asked about that only stand for final ones.
+    sealed = {m: vote for m, vote in votes.items() if vote.is_final and vote.seal_index >= 0}
+    for mover in sorted(member for member, vote in sealed.items() if member in vote.after):
+        count = sealed[mover].after[mover]
+        for member in sorted(sealed):
+            if sealed[member].after.get(mover, 0) < count:
+                what = f"a vote of {member} with the directories that {mover} renamed"
+                yield Missing(what, who.member(member))
 
 
 def _damaged(files: Iterable[Voted], who: _Owners, *, accept_torn: bool) -> Iterator[Missing]:

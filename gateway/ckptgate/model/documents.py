@@ -7,6 +7,7 @@ and torn text, and names what was wrong. A document's digest is the BLAKE3 of it
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from typing import Annotated, Final, TypeAlias, TypeVar
 
 import blake3
@@ -274,6 +275,8 @@ class NameOp(Document, frozen=True, kw_only=True):
         path: the directory ("" for `root-rename`).
         to: its new path, or the checkpoint's new name; "" where there is none.
         mode: of a new directory.
+        after: renames of other members that the paths have in them: member -> how many of its name
+            operations, up to its last rename. Those of this member come in order.
     """
 
     format: int = FORMAT_VERSION
@@ -284,16 +287,23 @@ class NameOp(Document, frozen=True, kw_only=True):
     path: str
     to: str = ""
     mode: _Mode = 0o755
+    after: dict[str, _Int63] = {}
 
     def __post_init__(self) -> None:
         check_attempt_id(self.attempt)
         check_member_id(self.member)
+        _check_after(self.after)
         if self.op is NameOpKind.ROOT_RENAME:
             check_checkpoint_name(self.to)
             return
         check_relative_path(self.path)
         if self.op is NameOpKind.RENAME:
             check_relative_path(self.to)
+
+
+def _check_after(after: Iterable[str]) -> None:
+    for member in after:
+        check_member_id(member)
 
 
 class Vote(Document, frozen=True, kw_only=True):
@@ -310,6 +320,8 @@ class Vote(Document, frozen=True, kw_only=True):
         base: attempt that its tree is a revision of: what it lacks of that was removed. "" if none.
         pointers: pending pointers of this member that name the checkpoint.
         chunk_table: key of the chunk digests of this vote's large files, "" where there are none.
+        after: renames that the paths have in them, this member's own among them: member -> how many
+            of its name operations, up to its last rename.
         entries: its files, directories and symlinks.
     """
 
@@ -325,11 +337,13 @@ class Vote(Document, frozen=True, kw_only=True):
     base: str = ""
     pointers: tuple[PointerValue, ...] = ()
     chunk_table: str = ""
+    after: dict[str, _Int63] = {}
     entries: tuple[FileEntry, ...] = ()
 
     def __post_init__(self) -> None:
         check_attempt_id(self.attempt)
         check_member_id(self.member)
+        _check_after(self.after)
         if self.base:
             check_attempt_id(self.base)
 

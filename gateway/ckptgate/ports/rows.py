@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -293,7 +294,7 @@ class NameOpRow:
         id: row id, in order.
         attempt: row id of the attempt.
         op: `NameOpKind` as text.
-        path, to, mode: as in `documents.NameOp`.
+        path, to, mode, after: as in `documents.NameOp`.
     """
 
     id: int
@@ -302,6 +303,7 @@ class NameOpRow:
     path: str
     to: str
     mode: int
+    after: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 class PlainOpKind(enum.StrEnum):

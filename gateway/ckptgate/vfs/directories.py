@@ -14,6 +14,7 @@ from ckptgate.errors import CkptError, ExistsError, MissingError
 from ckptgate.model.documents import NameOpKind
 from ckptgate.model.jobkey import JobKey
 from ckptgate.model.layout import GATEWAY_DIR
+from ckptgate.model.moves import Move, taken
 from ckptgate.model.states import AttemptState
 from ckptgate.ports.spool import (
     AttemptRow,
@@ -145,7 +146,15 @@ def queue_name_op(
     row = ctx.spool.attempt(attempt)
     if row is None or not row.job_key or not JobKey.parse(row.job_key).is_shared:
         return
-    ctx.spool.add_name_op(NameOpRow(id=0, attempt=attempt, op=str(op), path=path, to=to, mode=mode))
+    member = ctx.spool.get_meta("member") or ""
+    moves = ctx.spool.moves(attempt)
+    after = {other: count for other, count in taken(moves).items() if other != member}
+    if op is NameOpKind.RENAME:
+        n = row.names_count + len(ctx.spool.name_ops(attempt))
+        ctx.spool.add_move(attempt, Move(member=member, n=n, path=path, to=to))
+    ctx.spool.add_name_op(
+        NameOpRow(id=0, attempt=attempt, op=str(op), path=path, to=to, mode=mode, after=after)
+    )
     ctx.wake()
 
 

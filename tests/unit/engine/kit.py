@@ -29,6 +29,7 @@ from ckptgate.model.layout import (
     manifest_key,
     vote_key,
 )
+from ckptgate.model.moves import taken
 from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.spool import ROOT_INO, AttemptRow, NodeKind, NodeRow
 from ckptgate.ports.store import DigestedFile
@@ -190,6 +191,7 @@ class Node:
             member=self.member,
             n=row.votes_count,
             is_final=is_final,
+            after=taken(self.spool.moves(row.id)),
             entries=self.entries(row),
         )
         key = vote_key(row.run, row.attempt, self.member, vote.n)

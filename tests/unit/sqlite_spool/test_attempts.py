@@ -12,6 +12,7 @@ from ckptgate.errors import (
     MissingError,
     RefusedError,
 )
+from ckptgate.model.moves import Move
 from ckptgate.model.states import AttemptState
 from ckptgate.ports.spool import (
     AttemptRow,
@@ -190,6 +191,21 @@ def test_name_operations_keep_their_order_and_numbers(spool):
     assert again.id > ops[2].id
     with pytest.raises(ValueError, match="not a valid NameOpKind"):
         spool.add_name_op(NameOpRow(id=0, attempt=1, op="chmod", path="", to="", mode=0))
+
+
+def test_renames_keep_their_order_and_go_with_their_attempt(spool):
+    row = spool.add_attempt(attempt_row())
+    moves = [Move(member=m, n=n, path=f"p{n}", to="t") for m, n in (("b", 7), ("a", 0), ("b", 8))]
+    for move in moves:
+        spool.add_move(row.id, move)
+    assert spool.moves(row.id) == moves
+    assert spool.moves(row.id + 1) == []
+    after = {"a": 1, "b": 9}
+    op = NameOpRow(id=0, attempt=row.id, op="mkdir", path="p", to="", mode=0, after=after)
+    spool.add_name_op(op)
+    assert spool.name_ops(row.id)[0].after == after
+    spool.drop_attempt(row.id)
+    assert spool.moves(row.id) == []
 
 
 def test_plain_operations_keep_their_order(spool):

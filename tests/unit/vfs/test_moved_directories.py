@@ -7,6 +7,7 @@ import os
 import pytest
 
 from ckptgate.errors import MissingError, TransientStoreError
+from ckptgate.model.moves import Move
 from ckptgate.ports.spool import PlainOpKind
 from ckptgate.ports.store import PlainKind
 
@@ -109,3 +110,28 @@ def test_a_directory_that_was_made_and_renamed_here_is_listed_without_the_store(
     assert world.names(world.a, "e") == []
     with pytest.raises(MissingError):
         world.walk(world.a, "e/x.txt")
+
+
+def test_what_is_told_of_directories_says_which_renames_it_has_in_it(world):
+    """Of a shared job; those of other members, its own come in order."""
+    world.mkdir(world.s, "run")
+    world.mkdir(world.s, "run/step-1")
+    world.mkdir(world.s, "run/step-1/tmp")
+    row = world.attempt("step-1")
+    member = world.spool.get_meta("member")
+    world.rename(world.s, "run/step-1/tmp", "run/step-1/final")
+    world.spool.add_move(row.id, Move(member="other-1", n=4, path="final", to="last"))
+    world.mkdir(world.s, "run/step-1/final/sub")
+    world.rename(world.s, "run/step-1/final/sub", "run/step-1/sub")
+    told = [(op.op, op.path, op.to, dict(op.after)) for op in world.spool.name_ops(row.id)]
+    assert told == [
+        ("mkdir", "tmp", "", {}),
+        ("rename", "tmp", "final", {}),
+        ("mkdir", "final/sub", "", {"other-1": 5}),
+        ("rename", "final/sub", "sub", {"other-1": 5}),
+    ]
+    own = [move for move in world.spool.moves(row.id) if move.member == member]
+    assert [(move.n, move.path, move.to) for move in own] == [
+        (1, "tmp", "final"),
+        (3, "final/sub", "sub"),
+    ]
