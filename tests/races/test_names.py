@@ -204,13 +204,17 @@ print("all")
 
 
 def test_directories_are_renamed_on_one_node_while_the_other_writes_in_them(run: Run):
-    """As Orbax does: rank 0 makes `tmp`, all write, rank 0 renames it; one whole checkpoint."""
+    """As Orbax does: rank 0 makes `tmp`, all write, rank 0 renames it; one whole checkpoint.
+
+    Slowly enough that votes are out when it is renamed: they speak of it by its old name.
+    """
     ready = "import os, sys; os.makedirs(sys.argv[1] + '/tmp.a/sub')"
     assert job(ready, run.here / "step-1", run_id="one", RANK="0", WORLD_SIZE="2").returncode == 0
     write = """
 import os, sys, time
 path, rank = sys.argv[1:]
 for n in range(20):
+    time.sleep(0.12)
     for place in ("tmp.a", "final.a"):
         try:
             with open(f"{path}/{place}/sub/{rank}-{n}", "w") as stream:
@@ -223,7 +227,7 @@ for n in range(20):
 print("written")
 """
     rename = (
-        "import os, sys, time; time.sleep(0.3); "
+        "import os, sys, time; time.sleep(1.1); "
         "os.rename(sys.argv[1] + '/tmp.a', sys.argv[1] + '/final.a')"
     )
     one = {"run_id": "one", "WORLD_SIZE": "2"}
@@ -247,3 +251,4 @@ print("written")
     for where in (run.here, run.there):
         found = job(look, where / "step-1/final.a/sub").stdout.split()
         assert found == expected, os.listdir(where / "step-1")
+        assert job(look, where / "step-1").stdout.split() == ["final.a"]
