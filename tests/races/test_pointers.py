@@ -222,14 +222,17 @@ def test_what_a_rename_holds_for_its_job_is_never_seen_by_others(run: Run, name:
     code = """
 import os, sys
 path, kind = sys.argv[1:]
-os.makedirs(os.path.dirname(path) + "/step-9", exist_ok=True)
+inner = os.path.dirname(path) + "/step-9"
+os.makedirs(inner, exist_ok=True)
 for number in range(60):
-    new = f"{path}.{number}"
+    # One that is a plain name, as its own or in the checkpoint, and one that may be a checkpoint's.
+    new = (f"{path}.{number}", f"{path}.{number}.tmp", f"{inner}/{number}")[number % 3]
     if kind == "latest":
         os.symlink("step-9", new)
     else:
         open(new, "w").write("step-9" if kind == "latest.txt" else "no container")
-    os.stat(new)
+    if number % 2:
+        os.lstat(new)
     os.replace(new, path)
     seen = os.readlink(path) if kind == "latest" else open(path).read()
     assert seen in {"step-9", "no container"}, seen

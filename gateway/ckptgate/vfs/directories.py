@@ -79,7 +79,7 @@ def mkdir(ctx: Context, caller: Caller, number: int, name: str, mode: int) -> En
             path = names.path_in_attempt(ctx, node.ino)
             queue_name_op(ctx, parent.attempt, NameOpKind.MKDIR, path, mode=node.mode)
             revisions.touch(ctx, who, parent)
-        timeout = visibility.name_timeout(ctx, number, parent)
+        timeout = visibility.name_timeout(ctx, number, parent, name)
         node = ctx.node(node.ino)
         return entry_of(ctx, node, timeout, number=below(number, parent, node))
 

@@ -114,7 +114,7 @@ def create(
         except BaseException:
             os.close(fd)
             raise
-    timeout = visibility.name_timeout(ctx, parent_ino, parent) if kind is None else 0.0
+    timeout = visibility.name_timeout(ctx, parent_ino, parent, name) if kind is None else 0.0
     return entry_of_new(ctx, node, os.fstat(fd), timeout), opened
 
 

@@ -100,7 +100,7 @@ def symlink(ctx: Context, caller: Caller, parent_ino: int, name: str, target: st
         if parent.attempt is not None:
             ctx.spool.link(parent.ino, name, node.ino)
             revisions.touch(ctx, who, parent)
-            timeout = visibility.name_timeout(ctx, parent_ino, parent)
+            timeout = visibility.name_timeout(ctx, parent_ino, parent, name)
         else:
             timeout = place_symlink(ctx, caller, parent, name, node)
     return entry_of(ctx, ctx.node(node.ino), timeout)

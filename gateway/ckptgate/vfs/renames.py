@@ -107,9 +107,9 @@ def rename(
 def _changes_meaning(
     ctx: Context, found: Found, place: int, new_parent: NodeRow, new_name: str
 ) -> bool:
-    """Whether what means the same for everybody becomes something that depends on who asks."""
+    """Whether what the kernel may keep becomes something that depends on who asks."""
     parent = ctx.node(place)
-    if parent.attempt is not None:
+    if parent.attempt is not None and new_parent.attempt is not None:
         # The kernel has the committed directory there; the copies are known to one job only.
         row = ctx.spool.attempt(parent.attempt)
         return (

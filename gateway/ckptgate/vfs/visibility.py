@@ -253,11 +253,18 @@ def _inner(ctx: Context, caller: Caller, parent: NodeRow, name: str) -> Found | 
     return Found(node=child, what=What.INNER, timeout_s=inner_timeout(ctx, parent))
 
 
-def name_timeout(ctx: Context, number: int, parent: NodeRow) -> float:
+def name_timeout(ctx: Context, number: int, parent: NodeRow, name: str) -> float:
     """How long the kernel may keep a name just made in *parent*, which it knows by *number*."""
     if parent.ino != number:
         return 0.0
-    return ctx.settings.entry_timeout_s if parent.attempt is None else inner_timeout(ctx, parent)
+    if parent.attempt is not None:
+        return inner_timeout(ctx, parent)
+    return _plain_timeout(ctx, parent, name)
+
+
+def _plain_timeout(ctx: Context, parent: NodeRow, name: str) -> float:
+    """How long the kernel may keep a name outside of attempts, whoever made it or asks for it."""
+    return 0.0 if names.is_special(ctx, parent, name) else ctx.settings.entry_timeout_s
 
 
 def inner_timeout(ctx: Context, parent: NodeRow) -> float:
@@ -361,5 +368,4 @@ def _plain_found(
 
 
 def _plain_answer(ctx: Context, parent: NodeRow, name: str, node: NodeRow) -> Found:
-    timeout = 0.0 if names.is_special(ctx, parent, name) else ctx.settings.entry_timeout_s
-    return Found(node=node, what=What.PLAIN, timeout_s=timeout)
+    return Found(node=node, what=What.PLAIN, timeout_s=_plain_timeout(ctx, parent, name))

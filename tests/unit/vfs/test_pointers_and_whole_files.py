@@ -8,7 +8,8 @@ import pytest
 
 from ckptgate.model.documents import PointerKind, PointerValue
 from ckptgate.model.states import AttemptState, FileState
-from ckptgate.ports.spool import NodeKind, PendingKind, PlainOpKind
+from ckptgate.ports.spool import ROOT_INO, NodeKind, PendingKind, PlainOpKind
+from ckptgate.vfs.context import RenewedError
 from ckptgate.vfs.pending import place_whole
 
 
@@ -278,3 +279,30 @@ def test_a_removed_pointer_stays_removed_for_its_job_and_remembers_what_it_hid(w
     assert not world.exists(world.a, "latest")
     world.symlink(world.a, "step-2", "latest")
     assert world.readlink(world.a, "latest") == "step-2"
+
+
+@pytest.mark.parametrize("name", ["plain", "latest", "latest.tmp", "step-1.tmp", "a.safetensors"])
+def test_the_kernel_keeps_a_name_as_long_whether_it_was_made_or_looked_up(world, name):
+    """I8: the kernel's entry of what is renamed to a pointer's name goes on under that one."""
+    entry, opened = world.vfs.create(world.a, ROOT_INO, name, os.O_CREAT | os.O_WRONLY, 0o644)
+    os.pwrite(opened.fd, b"nothing in particular", 0)
+    world.close(world.a, opened)
+    looked_up = world.vfs.lookup(world.a, ROOT_INO, name)
+    assert looked_up.attr.ino == entry.attr.ino
+    assert entry.timeout_s == looked_up.timeout_s
+    assert (entry.timeout_s > 0) == (name == "plain")
+
+
+@pytest.mark.parametrize("name", ["latest", "model.safetensors"])
+def test_a_file_of_a_checkpoint_is_looked_up_again_before_its_job_alone_has_it(world, name):
+    """I8: others would find it in the kernel where they may not see it."""
+    world.mkdir(world.a, "step-1")
+    world.write(world.a, "step-1/f", b"step-1")
+    inner = world.walk(world.a, "step-1").attr.ino
+    assert world.vfs.lookup(world.a, inner, "f").timeout_s > 0
+    with pytest.raises(RenewedError):
+        world.vfs.rename(world.a, inner, "f", ROOT_INO, name, 0)
+    assert world.vfs.lookup(world.a, inner, "f").timeout_s == 0
+    world.vfs.rename(world.a, inner, "f", ROOT_INO, name, 0)
+    assert world.read(world.a, name) == b"step-1"
+    assert not world.exists(world.b, name)
