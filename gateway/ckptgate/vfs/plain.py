@@ -68,18 +68,35 @@ def store_child(ctx: Context, caller: Caller, parent: NodeRow, name: str) -> Nod
         return None
     ctx.need_block(caller)
     entry = _stat(ctx, parent, name, path)
-    if entry is None or entry.is_managed or name == GATEWAY_DIR:
+    if entry is None or not _can_be_shown(ctx, parent, entry):
         return None
     if not Queue(ctx).paths(path):
         # Another thread removed it meanwhile.
-        return None
-    if entry.kind is PlainKind.SYMLINK and names.is_checkpoint(ctx, parent, name):
-        # A save through it would go wherever it leads.
         return None
     node = take_entry(ctx, parent, name, entry)
     if node is not None:
         ctx.done_now(("plain", node.ino))
     return node
+
+
+def _can_be_shown(ctx: Context, parent: NodeRow, entry: PlainEntry) -> bool:
+    """Whether what somebody may have put into the store's directory is one of the mount's names."""
+    if entry.is_managed or entry.name == GATEWAY_DIR:
+        return False
+    if not names.can_be(names.plain_path(parent, entry.name)) or not _is_text(entry.target):
+        # One such name must not hide all others of its directory.
+        return False
+    # A save through a link would go wherever it leads.
+    is_link = entry.kind is PlainKind.SYMLINK
+    return not (is_link and names.is_checkpoint(ctx, parent, entry.name))
+
+
+def _is_text(target: str) -> bool:
+    try:
+        target.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _stat(ctx: Context, parent: NodeRow, name: str, path: str) -> PlainEntry | None:
@@ -242,8 +259,7 @@ def list_store(ctx: Context, caller: Caller, parent: NodeRow) -> list[PlainEntry
     return [
         entry
         for entry in entries
-        if not entry.is_managed
-        and entry.name != GATEWAY_DIR
+        if _can_be_shown(ctx, parent, entry)
         and before.paths(below := names.plain_path(parent, entry.name))
         and after.paths(below)
     ]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+from ckptgate.ports.store import PlainKind
+
 
 def test_a_listing_stays_what_it_was_while_it_is_read(world):
     world.mkdir(world.a, "step-1")
@@ -47,3 +51,33 @@ def test_a_listing_gives_the_kernel_no_entry_that_is_not_so_any_more(world):
     assert entries == dict.fromkeys("abcd")
     again = {item.name: item.entry for item in world.vfs.readdir(world.a, fh, 0)}
     assert {name for name, entry in again.items() if entry} == {"a", "c"}
+
+
+@pytest.mark.parametrize("folder", ["", "logs"])
+def test_a_name_that_cannot_be_shown_hides_no_other(world, folder):
+    """Somebody put it into the store's own directory; a look-up says the same."""
+    prefix = ""
+    if folder:
+        world.catalog.add_plain(folder, kind=PlainKind.DIR)
+        prefix = f"{folder}/"
+    world.catalog.add_plain(f"{prefix}good", b"1")
+    world.catalog.add_plain(f"{prefix}\udcff", b"2")
+    world.catalog.add_plain(f"{prefix}two\nlines", b"3")
+    world.catalog.add_plain(f"{prefix}link", kind=PlainKind.SYMLINK, target="\udcff")
+    assert world.names(world.a, folder) == ["good"]
+    assert world.read(world.a, f"{prefix}good") == b"1"
+    for name in ("two\nlines", "link"):
+        assert not world.exists(world.a, f"{prefix}{name}")
+
+
+def test_a_listing_shows_no_link_that_has_a_checkpoints_name(world):
+    """As a look-up: a save through it would go wherever it leads."""
+    world.catalog.add_plain("step-1", kind=PlainKind.SYMLINK, target="/etc")
+    world.catalog.add_plain("best", kind=PlainKind.SYMLINK, target="step-7")
+    assert not world.exists(world.a, "step-1")
+    assert world.names(world.a) == ["best"]
+    assert not world.exists(world.a, "step-1")
+    world.mkdir(world.a, "step-1")
+    world.write(world.a, "step-1/w", b"1")
+    assert world.names(world.a) == ["best", "step-1"]
+    assert world.names(world.b) == ["best"]
