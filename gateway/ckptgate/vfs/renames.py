@@ -36,7 +36,7 @@ from ckptgate.vfs.lookup import remove_name
 from ckptgate.vfs.mutate import place_symlink
 from ckptgate.vfs.rename_rules import check_below, check_in_the_way, check_is, child_of, cross
 from ckptgate.vfs.visibility import Found, What
-from ckptgate.vfs.writing import take_bytes_along
+from ckptgate.vfs.writing import judge_anew, take_bytes_along
 
 __all__ = ["EXCHANGE", "NOREPLACE", "rename"]
 
@@ -352,6 +352,8 @@ def _enter_plain(
         return
     row = pending.put(ctx, who, new_parent, move.new_name, node.ino, kind)
     file = None if node.file is None else ctx.spool.file(node.file)
+    if kind is PendingKind.WHOLE and file is not None:
+        judge_anew(ctx, file)
     is_closed = file is not None and file.state is not FileState.OPEN
     if kind is PendingKind.POINTER and is_closed:
         pending.decide(ctx, who, new_parent, row, node)

@@ -25,7 +25,14 @@ from ckptgate.vfs.context import Context, RenewedError
 from ckptgate.vfs.interface import Caller
 from ckptgate.vfs.unused import drop_file_if_unused, drop_if_unused
 
-__all__ = ["file_of", "is_frozen", "pending_kind", "prepare_write", "take_bytes_along"]
+__all__ = [
+    "file_of",
+    "is_frozen",
+    "judge_anew",
+    "pending_kind",
+    "prepare_write",
+    "take_bytes_along",
+]
 
 _COPY_BYTES_INLINE = 1024 * 1024
 """A larger copy is made where waiting is allowed."""
@@ -89,7 +96,15 @@ def take_bytes_along(ctx: Context, node: NodeRow) -> None:
     if file.local is not LocalBytes.FULL or len(ctx.spool.nodes_of_file(file.file)) > 1:
         msg = f"the bytes of node {node.ino} are a committed checkpoint's"
         raise CkptError(msg, subject=str(node.ino), errno_value=errno.EXDEV)
-    if file.state is FileState.STORED:
+    judge_anew(ctx, file)
+
+
+def judge_anew(ctx: Context, file: FileRow) -> None:
+    """Have a file digested again under its new name, and sent to its new place; inside a change.
+
+    What its container must be is said by its name.
+    """
+    if file.state in {FileState.DIGESTED, FileState.STORED}:
         ctx.spool.update_file(file.file, state=FileState.QUIET, key="")
 
 

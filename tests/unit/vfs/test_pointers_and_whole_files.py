@@ -306,3 +306,20 @@ def test_a_file_of_a_checkpoint_is_looked_up_again_before_its_job_alone_has_it(w
     world.vfs.rename(world.a, inner, "f", ROOT_INO, name, 0)
     assert world.read(world.a, name) == b"step-1"
     assert not world.exists(world.b, name)
+
+
+@pytest.mark.parametrize("state", [FileState.DIGESTED, FileState.STORED])
+@pytest.mark.parametrize("old", ["a.safetensors", "step-1/f"])
+def test_a_file_that_gets_a_whole_files_name_is_judged_by_that(world, old, state):
+    """What was found of it under another name, or published, says nothing of this one."""
+    world.mkdir(world.a, "step-1")
+    world.write(world.a, old, b"no container")
+    node = world.spool.node(world.walk(world.a, old).attr.ino)
+    world.spool.update_file(node.file, state=FileState.DIGESTED)
+    world.spool.update_file(node.file, state=state)
+    if old == "a.safetensors" and state is FileState.STORED:
+        place_whole(world.spool, _pending(world, old)[0].id)
+    world.rename(world.a, old, "b.safetensors")
+    (row,) = _pending(world, "b.safetensors")
+    assert (row.kind, row.ino) == (PendingKind.WHOLE, node.ino)
+    assert world.spool.file(node.file).state is FileState.QUIET
