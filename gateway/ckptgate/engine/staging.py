@@ -14,6 +14,7 @@ import os
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from posixpath import basename
 from typing import Final
 
 import msgspec
@@ -92,9 +93,10 @@ class _Open:
 
 @dataclass(frozen=True, slots=True)
 class _Digested:
-    """What was found of a file that stayed as it was seen."""
+    """What was found of a file that stayed as it was seen, and under which name."""
 
     file: int
+    path: str
     seen: Fingerprint
     found: DigestOfFile
     evidence: Evidence
@@ -237,7 +239,7 @@ class Stager:
         after = Fingerprint.of(file.fd)
         if before != after or found.size != before.size:
             return None
-        return _Digested(file.file, before, found, evidence)
+        return _Digested(file.file, file.path, before, found, evidence)
 
     def _settled(self, opened: Sequence[_Open]) -> list[Fingerprint]:
         """The fingerprints, once their time stamps are old enough to tell a later write."""
@@ -301,9 +303,19 @@ class Stager:
                 is_quiet = row is not None and row.state is FileState.QUIET
                 if row is None or not is_quiet or each.file in written:
                     continue
+                if basename(each.path) not in self._names(each.file):
+                    # Renamed meanwhile: its container is to be judged by the new name.
+                    continue
                 self._keep_one(row, each)
                 kept[each.file] = True
         return kept
+
+    def _names(self, file: int) -> set[str]:
+        """All names that a file has now, pending ones too."""
+        inodes = {node.ino for node in self._spool.nodes_of_file(file)}
+        names = {row.name for row in self._spool.pending() if row.ino in inodes}
+        places = [self._spool.place(ino) for ino in inodes]
+        return names | {place[1] for place in places if place is not None}
 
     def _keep_one(self, row: FileRow, digested: _Digested) -> None:
         # Who wrote it, and whether it was torn, is known from its close.

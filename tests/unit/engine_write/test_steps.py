@@ -22,6 +22,7 @@ from ckptgate.errors import (
     TransientStoreError,
     UsageError,
 )
+from ckptgate.formats.containers import Container, check_container
 from ckptgate.model.ids import CHUNK_BYTES
 from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.explicit import record_explicit_commit
@@ -175,6 +176,31 @@ def test_a_file_of_holes_alone_does_not_keep_the_publisher(cluster: Cluster) -> 
     Path(node.raw.data_path(sparse)).write_bytes(b"all")
     cluster.settle()
     assert cluster.files("step-1") == {"a.txt": b"all", "b.txt": b"other"}
+
+
+def test_a_file_that_is_renamed_while_it_is_digested_is_judged_by_its_new_name(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a file that is no container would be taken for one that was looked at."""
+    node = cluster.node("a")
+    row = node.begin("step-1", job=SESSION)
+    file = node.write(row, "w.tmp", b"no container", rank=0)
+    (inner,) = node.raw.nodes_of_file(file)
+    judged: list[str] = []
+
+    def check(path: str, view: SpoolView) -> Container:
+        if not judged:
+            node.raw.unlink(row.root, "w.tmp")
+            node.raw.link(row.root, "w.safetensors", inner.ino)
+        judged.append(path)
+        return check_container(path, view)
+
+    monkeypatch.setattr("ckptgate.engine.staging.check_container", check)
+    node.commit(row)
+    cluster.settle()
+    assert judged == ["w.tmp", "w.safetensors"]
+    assert "safetensors" in fresh(cluster, file).evidence.problem
+    assert cluster.state().current == {}
 
 
 def test_a_fresh_time_stamp_is_waited_for(tmp_path: Path) -> None:
