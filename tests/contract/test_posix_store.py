@@ -20,6 +20,7 @@ import pytest
 
 from ckptgate.errors import (
     CkptError,
+    ExistsError,
     IntegrityError,
     RefusedError,
     TransientStoreError,
@@ -207,6 +208,20 @@ def test_names_of_unfinished_writes_are_not_listed(root: Path) -> None:
     assert [entry.name for entry in store.plain_list("a")] == ["b"]
     with pytest.raises(RefusedError):
         store.plain_stat("a/.tmp-ckptgate-0123456789abcdef")
+
+
+def test_a_directory_with_unfinished_writes_alone_is_removed(root: Path) -> None:
+    """Whoever was killed in a copy left them; with the directory they would come back."""
+    store = PosixStore(str(root))
+    store.plain_mkdir("logs/old", 0o755)
+    (root / "logs/old/.tmp-ckptgate-0123456789abcdef").write_bytes(b"half")
+    (root / "logs/.tmp-ckptgate-0123456789abcdef").write_bytes(b"half")
+    with pytest.raises(ExistsError):
+        store.plain_remove("logs", is_dir=True)
+    assert len(list((root / "logs").iterdir())) == 2
+    store.plain_remove("logs/old", is_dir=True)
+    store.plain_remove("logs", is_dir=True)
+    assert not (root / "logs").exists()
 
 
 def test_a_missing_root_is_in_doubt_not_empty(root: Path) -> None:

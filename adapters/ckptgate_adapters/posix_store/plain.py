@@ -128,14 +128,31 @@ class PosixPlain:
         """Remove a file, symlink or empty directory; nothing there is success."""
         _check_plain(path)
         parent, name = split_key(path)
-        remove = syscalls.rmdir if is_dir else syscalls.unlink
         with (
             translated(path, "remove"),
             contextlib.suppress(FileNotFoundError),
             self._root.directory(parent) as parent_fd,
         ):
-            remove(name, dir_fd=parent_fd)
+            if is_dir:
+                self._remove_directory(path, name, parent_fd)
+            else:
+                syscalls.unlink(name, dir_fd=parent_fd)
             fsync_directory(parent_fd)
+
+    def _remove_directory(self, path: str, name: str, parent_fd: int) -> None:
+        """Remove one in which nothing is but what killed writers left: nobody can see that."""
+        try:
+            syscalls.rmdir(name, dir_fd=parent_fd)
+        except OSError as exc:
+            if exc.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+                raise
+            left = list(self._root.names(path))
+            if not all(map(is_temp, left)):
+                raise
+            with self._root.directory(path) as fd:
+                for temp in left:
+                    discard(temp, dir_fd=fd)
+            syscalls.rmdir(name, dir_fd=parent_fd)
 
     def plain_rename(self, old: str, new: str) -> None:
         """Rename; *old* missing and *new* there is success (an earlier call landed)."""

@@ -58,6 +58,7 @@ class Mirror:
         self._open: set[int] = set()
         self._live_at = -1e9
         self._walk_at = -1e9
+        self._is_behind = False
         self._said: set[tuple[str, str]] = set()
 
     def step(self) -> bool:
@@ -143,15 +144,27 @@ class Mirror:
         else:
             due = closed
         did = False
+        self._is_behind = False
         if now - self._walk_at >= WALK_INTERVAL_S:
-            self._walk_at = now
             did = self._walk()
+            if not self._is_behind:
+                self._walk_at = now
         for ino in sorted(due):
             node = self._spool.node(ino)
             if node is not None and self._has_name(node):
                 did = self._put_if_changed(node) or did
-        self._open = opened
+        # What had to wait for the queue is still due.
+        self._open = opened | due if self._is_behind else opened
         return did
+
+    def _must_wait(self) -> bool:
+        """Whether something is queued by now, asked once it is known where a file is.
+
+        Its directory may have got that name by a rename that the store has not done yet: a copy
+        would be in the way of that.
+        """
+        self._is_behind = self._is_behind or bool(self._spool.plain_ops())
+        return self._is_behind
 
     def _has_name(self, node: NodeRow) -> bool:
         """Whether the file was not removed or replaced while somebody has it open.
@@ -185,7 +198,7 @@ class Mirror:
         seen = (found.st_size, found.st_mtime_ns)
         if self._put.get(node.ino) == seen:
             return False
-        if self._is_held(node):
+        if self._is_held(node) or self._must_wait():
             return False
         path = node.plain_path or ""
         what = f"put {path}"
@@ -240,6 +253,8 @@ class Mirror:
             path = self._path_of(pending)
             if path is None or not self._backoff.is_due(path):
                 continue
+            if self._must_wait():
+                break
             did = self._whole_file(pending, path) or did
         return did
 

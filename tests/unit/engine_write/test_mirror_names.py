@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from tests.engine_harness import Cluster
 from tests.unit.engine_write.test_plain_and_reports import SESSION, plain_file, queue
 
-from ckptgate.ports.spool import ROOT_INO, PendingKind, PendingRow, PlainOpKind
+from ckptgate.ports.spool import ROOT_INO, NodeKind, PendingKind, PendingRow, PlainOpKind
 
 
 @pytest.mark.parametrize("kind", [PendingKind.WHOLE, PendingKind.POINTER])
@@ -39,3 +42,33 @@ def test_a_file_that_was_renamed_is_put_under_each_name_in_its_order(cluster: Cl
     names = {entry.name for entry in cluster.store.plain_list("")}
     assert "b.txt" in names
     assert "a.txt" not in names
+
+
+def test_a_file_is_not_copied_to_where_a_queued_rename_is_to_bring_its_directory(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mount renames while all files are looked through: the copy would be in the way."""
+    node = cluster.node("a")
+    plain_file(node, "first", b"1")
+    inner = plain_file(node, "old/f", b"2", is_named=False)
+    folder = node.raw.add_node(replace(node._node(NodeKind.DIR), plain_path="old"))
+    node.raw.link(ROOT_INO, "old", folder.ino)
+    node.raw.link(folder.ino, "f", inner.ino)
+    cluster.store.plain_mkdir("old", 0o755)
+    put, done = type(cluster.store).plain_put, []
+
+    def put_and_rename(store: Any, path: str, *words: Any, **more: Any) -> None:
+        done.append(path)
+        put(store, path, *words, **more)
+        if path == "first":
+            node.raw.update_node(inner.ino, plain_path="new/f")
+            queue(node, PlainOpKind.RENAME, "old", to="new")
+
+    monkeypatch.setattr(type(cluster.store), "plain_put", put_and_rename)
+    for _ in range(4):
+        node.step()
+        cluster.clock.advance(10.0)
+    assert done == ["first", "new/f"]
+    shown = [entry.name for entry in cluster.store.plain_list("") if not entry.is_managed]
+    assert shown == ["first", "new"]
+    assert "plain-skipped" not in node.kinds()
