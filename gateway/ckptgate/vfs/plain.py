@@ -252,7 +252,8 @@ def list_store(ctx: Context, caller: Caller, parent: NodeRow) -> list[PlainEntry
     entries: list[PlainEntry] = []
     for other in paths:
         with contextlib.suppress(MissingError):
-            entries = entries or ctx.catalog.plain_list(other)
+            entries = ctx.catalog.plain_list(other)
+            break
     after = Queue(ctx)
     with ctx.lock:
         ctx.memory.listings[path] = frozenset(entry.name for entry in entries)

@@ -36,16 +36,17 @@ class Queue:
         """Where the store may have it, in the order in which to look; none: it has nothing."""
         if not self._has_more:
             return [] if path in self._removed else [path]
-        found = [path]
-        for row in reversed(self._rows):
-            here = found[-1]
+        here, moved = path, list[str]()
+        for at in reversed(range(len(self._rows))):
+            row = self._rows[at]
             if row.op is PlainOpKind.RENAME and _is_in(here, row.to):
-                found.append(row.path + here[len(row.to) :])
+                # There may still be what is removed or moved away before this rename.
+                if not any(_ends(before, here) for before in self._rows[:at]):
+                    moved.append(here)
+                here = row.path + here[len(row.to) :]
             elif _ends(row, here):
                 return []
-        found.reverse()
-        # Further on there may still be what is removed before the rename.
-        return [found[0], *(other for other in found[1:] if not self._is_removed(other))]
+        return [here, *reversed(moved)]
 
     def touches(self, path: str) -> bool:
         """Whether something in it is about this very path, or moves a directory above it."""
@@ -54,9 +55,6 @@ class Queue:
             or (row.op is PlainOpKind.RENAME and (_is_in(path, row.to) or _is_in(path, row.path)))
             for row in self._rows
         )
-
-    def _is_removed(self, path: str) -> bool:
-        return any(row.op in _REMOVALS and _is_in(path, row.path) for row in self._rows)
 
 
 def _is_in(path: str, directory: str) -> bool:

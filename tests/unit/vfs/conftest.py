@@ -172,6 +172,8 @@ class FakeCatalog:
 
     def plain_list(self, path: str) -> list[PlainEntry]:
         prefix = f"{path}/" if path else ""
+        if path and path not in self.plain:
+            raise MissingError(path)
         return [
             entry
             for key, entry in self.plain.items()

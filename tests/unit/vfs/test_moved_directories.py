@@ -99,6 +99,23 @@ def test_what_was_in_the_way_of_a_renamed_directory_is_not_found_in_it(world):
     assert world.names(world.a, "e") == []
 
 
+@pytest.mark.parametrize("is_done", [0, 1, 2])
+def test_what_was_moved_out_of_the_way_is_not_found_in_what_came_there(world, is_done):
+    """The store may have done none of it, one rename, or both and not have said so."""
+    in_the_store(world, "d", "d/s", "d/x.txt", "e", "e/y.txt")
+    world.rename(world.a, "d", "old")
+    world.rename(world.a, "e", "d")
+    world.unlink(world.a, "d/y.txt")
+    for number in range(is_done):
+        op = rename_there(world)
+        if number == 0 and is_done == 2:
+            world.spool.drop_plain_op(op.id)
+    for name in ("s", "x.txt", "y.txt"):
+        assert not world.exists(world.a, f"d/{name}")
+    assert world.names(world.a, "d") == []
+    assert world.names(world.a, "old") == ["s", "x.txt"]
+
+
 def test_a_directory_that_was_made_and_renamed_here_is_listed_without_the_store(world):
     world.mkdir(world.a, "d")
     world.rename(world.a, "d", "e")
