@@ -53,6 +53,8 @@ def test_a_key_of_format_1_never_changes(key: str, expected: str) -> None:
 def test_a_run_at_the_root_of_the_store_has_keys_without_a_leading_slash() -> None:
     assert layout.log_key("", 0) == ".ckptgate/log/0000000000.json"
     assert layout.full_key("", layout.data_key(ATTEMPT, MEMBER, "1")).startswith(".ckptgate/")
+    # By it a store tells what it may reclaim.
+    assert layout.DATA_NAME.fullmatch(layout.data_name(12, "0f" * 32))
 
 
 def test_a_nested_run_keeps_its_path() -> None:

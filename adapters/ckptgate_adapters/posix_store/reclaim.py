@@ -19,6 +19,7 @@ from typing import Final
 from ckptgate.errors import RefusedError
 from ckptgate.model.ids import check_attempt_id
 from ckptgate.model.layout import (
+    DATA_NAME,
     GATEWAY_DIR,
     TEMP_PREFIX,
     attempt_prefix,
@@ -44,7 +45,6 @@ _SHOWN: Final = re.compile("(replaced|retired)-[0-9a-f]{8}")
 _BUILT: Final = re.compile("(publish|swept)-[0-9a-f]{8}")
 _MANIFEST: Final = re.compile(r"manifest-[0-9a-f]{64}\.json")
 _DIGEST: Final = re.compile("[0-9a-f]{64}")
-_NUMBER: Final = re.compile("[0-9]+")
 _NUMBERED: Final = re.compile(r"[0-9]+\.json")
 _MEMBER: Final = re.compile(r"[A-Za-z0-9_.-]+-[0-9a-f]{8}")
 _MEMBER_FILE: Final = re.compile(r"[A-Za-z0-9_.-]+-[0-9a-f]{8}\.json")
@@ -55,7 +55,7 @@ _FLAT: Final = (
     ("movers", _MEMBER_FILE, PartKind.NAME_OP),
 )
 _BY_MEMBER: Final = (
-    ("data", _NUMBER, PartKind.DATA),
+    ("data", DATA_NAME, PartKind.DATA),
     ("names", _NUMBERED, PartKind.NAME_OP),
     ("votes", _NUMBERED, PartKind.VOTE),
 )

@@ -7,9 +7,11 @@ Names and ids must have passed the checks of `ids` before. Pure; any thread.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 __all__ = [
+    "DATA_NAME",
     "GATEWAY_DIR",
     "TEMP_PREFIX",
     "attempt_prefix",
@@ -40,6 +42,8 @@ TEMP_PREFIX: Final = ".tmp-ckptgate-"
 _INDEX_DIGITS: Final = 10
 _ATTEMPTS: Final = "attempts"
 _DIGEST_DIGITS: Final = 16
+DATA_NAME: Final = re.compile(f"[0-9]+(-[0-9a-f]{{{_DIGEST_DIGITS}}})?")
+"""What `data_name` gives, and what it gave before it named the digest."""
 
 
 def join_key(*parts: str) -> str:
