@@ -18,7 +18,7 @@ from ckptgate.engine.settings import PublisherSettings
 from ckptgate.engine.verify import fold_log, verify_checkpoint
 from ckptgate.model.documents import EntryType, Evidence, PointerKind
 from ckptgate.model.rules import RunState
-from ckptgate.model.states import AttemptState, FileState
+from ckptgate.model.states import UNDECIDED, AttemptState, FileState
 from ckptgate.ports.explicit import record_explicit_commit
 from ckptgate.ports.spool import (
     ROOT_INO,
@@ -37,7 +37,6 @@ from ckptgate_adapters.sqlite_spool import SqliteSpool
 
 RUN = "run"
 JOB = "run:job-1"
-UNDECIDED = (AttemptState.OPEN, AttemptState.SEALED)
 
 
 @dataclass

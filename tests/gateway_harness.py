@@ -34,7 +34,6 @@ from ckptgate.vfs.interface import Caller, Entry, Opened
 from ckptgate.vfs.vfs import Vfs
 from ckptgate_adapters.sqlite_spool import SqliteSpool
 
-UNDECIDED = (AttemptState.OPEN, AttemptState.SEALED)
 PID = 4000
 
 

@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.gateway_harness import UNDECIDED, Gateway
+from tests.gateway_harness import Gateway
 
+from ckptgate.model.states import UNDECIDED
 from ckptgate.testing.faults import CrashError
 from ckptgate.vfs.interface import Caller
 from ckptgate_adapters.memory_store import MemoryStore

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine_harness import RUN, UNDECIDED, Cluster, StagedNode, outcome
+from tests.engine_harness import RUN, Cluster, StagedNode, outcome
 
-from ckptgate.model.states import AttemptState
+from ckptgate.model.states import UNDECIDED, AttemptState
 from ckptgate.ports.spool import Spool
 from ckptgate.testing.faults import MUTATIONS, CrashError, FaultPlan, FaultyStore
 

@@ -21,14 +21,14 @@ from blake3 import blake3
 from tests.fault.power.recorded import FILES, STEPS, FarStore, config, content
 from tests.fault.power.replay import Loss, Recording, losses, restore
 from tests.fault.power.trace import CALLS
-from tests.gateway_harness import UNDECIDED, Gateway
+from tests.gateway_harness import Gateway
 
 from ckptgate.engine.events import Events
 from ckptgate.engine.powerloss import begin_boot
 from ckptgate.engine.settings import PublisherSettings
 from ckptgate.engine.verify import fold_log
 from ckptgate.errors import CkptError, MissingError
-from ckptgate.model.states import AttemptState, FileState
+from ckptgate.model.states import UNDECIDED, AttemptState, FileState
 from ckptgate_adapters.sqlite_spool import SqliteSpool
 
 RECORDED = Path(__file__).parent / "power/recorded.py"

@@ -28,7 +28,7 @@ from tests.sim.scheduler import BrokenError, Process, Scheduler, Task
 from tests.sim.stand_ins import simulated_threads
 from tests.sim.trainers import Action, Job, Script
 
-from ckptgate.model.states import AttemptState
+from ckptgate.model.states import UNDECIDED, AttemptState
 from ckptgate.vfs.interface import Caller
 from ckptgate_adapters.sqlite_spool.files import DATA_FANOUT
 
@@ -41,7 +41,6 @@ READS_MAX: Final = 12
 LAST: Final = "step-99"
 _HEALTHY: Final = frozenset({"calm", "lossy", "stormy", "quiet", "publishers"})
 """Profiles in which every save of the only job comes true, if nobody stands in its way."""
-_UNDECIDED: Final = (AttemptState.OPEN, AttemptState.SEALED)
 
 
 @dataclass(kw_only=True)
@@ -300,7 +299,7 @@ class _Simulation:
     def _undecided(self) -> list[Any]:
         found = []
         for machine in self._living():
-            found += machine.spool.attempts(run=RUN, states=_UNDECIDED)
+            found += machine.spool.attempts(run=RUN, states=UNDECIDED)
         return found
 
     def _check_end(self) -> None:

@@ -21,7 +21,7 @@ from tests.sim.scheduler import Scheduler, Task
 
 from ckptgate.errors import CkptError, ExistsError, MissingError
 from ckptgate.model.jobkey import JobKey, JobKind, RankInfo
-from ckptgate.model.states import AttemptState
+from ckptgate.model.states import UNDECIDED
 from ckptgate.vfs.interface import Caller
 
 __all__ = ["KINDS", "Action", "Job", "Script"]
@@ -30,7 +30,6 @@ BARRIER_S: Final = 300.0
 DECIDED_S: Final = 200.0
 LAST: Final = 99
 """Number of the incarnation whose save is plain."""
-_UNDECIDED: Final = (AttemptState.OPEN, AttemptState.SEALED)
 KINDS: Final = ("explicit", "explicit", "dcp", "dcp", "rename", "all")
 
 
@@ -176,7 +175,7 @@ class _Rank:
         return number not in self.job.undecided
 
     def _undecided(self, name: str) -> bool:
-        rows = self.mount.machine.spool.attempts(run=RUN, states=_UNDECIDED)
+        rows = self.mount.machine.spool.attempts(run=RUN, states=UNDECIDED)
         return any(row.name in {name, f"{name}.tmp"} for row in rows)
 
     # Verbs
@@ -221,7 +220,7 @@ class _Rank:
     def _finish_all(self, save: Save, path: str, number: int) -> None:
         # Nothing proves a commit for all whole but that each member is registered by then: DESIGN,
         # rule 2. A close that waited for it in vain is told to nobody.
-        rows = self.mount.machine.spool.attempts(name=save.name, states=_UNDECIDED)
+        rows = self.mount.machine.spool.attempts(name=save.name, states=UNDECIDED)
         mine = [row for row in rows if row.job_key == f"run:{self.job.key}"]
         is_known = all(row.is_joined for row in mine)
         self.job.checker.done(save, self.rank, is_promised=is_known)

@@ -37,12 +37,12 @@ _LOOK_S: Final = 0.002
 """How often the second thread looks whether the first gets on."""
 _LOOKS_MAX: Final = 100
 """After so many looks at a loop without work it sleeps until there is some."""
-
-
 _EXPECT_S: Final = 0.0001
+"""How long the first thread looks for the next request before it sleeps."""
 _CREDIT_MAX: Final = 4
+"""So often requests must have been in time for two late ones not to end the looking."""
 _PAUSE: Final = 64
-"""So many requests are not looked for after two in a row came too late."""
+"""So many requests are not looked for once it was in vain."""
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from ckptgate.engine.status import status, why_hidden
 from ckptgate.errors import MissingError, RefusedError, UsageError
 from ckptgate.model.entries import Entry, Pin
 from ckptgate.model.rules import RunState
-from ckptgate.model.states import AttemptState
+from ckptgate.model.states import UNDECIDED, AttemptState
 from ckptgate.ports.explicit import record_explicit_commit
 from ckptgate.ports.spool import AttemptRow, PendingKind
 from ckptgate_adapters.channels import DatagramWaker
@@ -19,7 +19,6 @@ from ckptgate_adapters.proc_identity import ProcIdentity
 
 __all__ = ["Control"]
 
-_UNDECIDED: Final = (AttemptState.OPEN, AttemptState.SEALED)
 _DRAIN_TIMEOUT_S: Final = 30.0
 
 
@@ -69,7 +68,7 @@ class Control:
         """Work that isn't finished: attempts, and plain names not yet in the store."""
         if not self._has_attempts() and not self._has_plain_work():
             return []
-        rows = [row for row in self.report()["attempts"] if row["state"] in _UNDECIDED]
+        rows = [row for row in self.report()["attempts"] if row["state"] in UNDECIDED]
         if self._has_plain_work():
             rows.append({"name": "plain files", "state": "pending", "missing": []})
         return rows
@@ -85,7 +84,7 @@ class Control:
         )
 
     def _has_attempts(self) -> bool:
-        return bool(self._parts.spool.attempts(states=_UNDECIDED))
+        return bool(self._parts.spool.attempts(states=UNDECIDED))
 
     def _has_plain_work(self) -> bool:
         spool = self._parts.spool
@@ -107,7 +106,7 @@ class Control:
         run, name = str(request["run"]), str(request["name"])
         rows = self._parts.spool.attempts(run=run, name=name)
         if undecided:
-            rows = [row for row in rows if row.state in _UNDECIDED]
+            rows = [row for row in rows if row.state in UNDECIDED]
         if not rows:
             kind = "open checkpoint" if undecided else "checkpoint"
             msg = f"no {kind} {name!r} in the run {run or '/'!r} is known on this node"

@@ -38,7 +38,7 @@ from ckptgate.model.documents import (
 from ckptgate.model.entries import Abort, Close, Commit, Entry, LogRecord, Seal
 from ckptgate.model.layout import intent_key, log_key, manifest_key
 from ckptgate.model.rules import AttemptPhase, AttemptView, RunState
-from ckptgate.model.states import AttemptState
+from ckptgate.model.states import UNDECIDED, AttemptState
 from ckptgate.ports.spool import AttemptRow
 
 __all__ = ["OWN_WORK_FACTOR", "Decider"]
@@ -53,7 +53,6 @@ LATE_MAX: Final = 64
 OWN_WORK_FACTOR: Final = 6
 """While only this member's own digests and uploads are missing, it waits that many deadlines."""
 
-_UNDECIDED: Final = (AttemptState.OPEN, AttemptState.SEALED)
 _OPEN_PHASES: Final = frozenset({AttemptPhase.SEALED, AttemptPhase.CLOSED})
 
 
@@ -100,7 +99,7 @@ class Decider:
         Raises:
             CkptError: the store failed; the same is due at the next pass.
         """
-        if row.state not in _UNDECIDED:
+        if row.state not in UNDECIDED:
             return False
         view = self._view(row.run, row.attempt) if row.attempt else None
         if view is None:
@@ -121,7 +120,7 @@ class Decider:
         for attempt in log.look(lambda state: state.undecided()):
             row = self._spool.attempt_by_id(run, attempt)
             view = self._view(run, attempt)
-            if view is None or (row is not None and row.state in _UNDECIDED):
+            if view is None or (row is not None and row.state in UNDECIDED):
                 continue
             did = self._finish(_Case(run, view, None)) or did
         return did
@@ -133,7 +132,7 @@ class Decider:
             CkptError: the store failed, and it is unknown whether the ABORT is in the log.
         """
         row = self._spool.attempt(attempt_id)
-        if row is None or row.state not in _UNDECIDED:
+        if row is None or row.state not in UNDECIDED:
             return
         if row.attempt:
             self._append_abort(row.run, row.attempt, reason, ())
@@ -143,7 +142,7 @@ class Decider:
             return
         with self._spool.transaction():
             now = self._spool.attempt(row.id)
-            if now is not None and now.state in _UNDECIDED and not now.attempt:
+            if now is not None and now.state in UNDECIDED and not now.attempt:
                 self._spool.update_attempt(row.id, state=AttemptState.ABANDONED, reason=reason)
         self._events.record("abandoned", f"{row.run}/{row.name}", reason)
         self._invalidations.name(row.run_ino, row.name)
@@ -156,7 +155,7 @@ class Decider:
     def _take_seal(self, row: AttemptRow, view: AttemptView) -> bool:
         with self._spool.transaction():
             now = self._spool.attempt(row.id)
-            if now is None or now.state not in _UNDECIDED or now.seal_index >= 0:
+            if now is None or now.state not in UNDECIDED or now.seal_index >= 0:
                 return False
             self._spool.update_attempt(
                 row.id,
@@ -171,7 +170,7 @@ class Decider:
     def _take_abort(self, row: AttemptRow, view: AttemptView) -> bool:
         with self._spool.transaction():
             now = self._spool.attempt(row.id)
-            if now is None or now.state not in _UNDECIDED:
+            if now is None or now.state not in UNDECIDED:
                 return False
             self._spool.update_attempt(
                 row.id,
@@ -293,7 +292,7 @@ class Decider:
             return
         with self._spool.transaction():
             now = self._spool.attempt(row.id)
-            if now is not None and now.state in _UNDECIDED:
+            if now is not None and now.state in UNDECIDED:
                 self._spool.update_attempt(row.id, missing=_limited(lines))
 
     def _append_close(self, case: _Case) -> None:

@@ -16,14 +16,13 @@ from ckptgate.engine.runlog import RunLogs
 from ckptgate.model.entries import Entry, Fence
 from ckptgate.model.jobkey import JobKey
 from ckptgate.model.rules import RunState
-from ckptgate.model.states import AttemptState
+from ckptgate.model.states import UNDECIDED
 from ckptgate.ports.spool import BEGAN_META, WRITERS_META, AttemptRow, Spool
 
 __all__ = ["OVER", "Incarnations"]
 
 OVER: Final = "its processes were gone before it could be registered, and another job has begun"
 """Why an attempt is given up whose job no other node registers either."""
-_UNDECIDED: Final = (AttemptState.OPEN, AttemptState.SEALED)
 
 
 class Incarnations:
@@ -75,7 +74,7 @@ class Incarnations:
         """
         with self._spool.transaction():
             now = self._spool.attempt(row.id) or row
-            if now.state not in _UNDECIDED or now.reason == OVER:
+            if now.state not in UNDECIDED or now.reason == OVER:
                 return now
             return self._spool.update_attempt(row.id, reason=OVER)
 

@@ -24,14 +24,13 @@ from ckptgate.model.ids import check_attempt_id
 from ckptgate.model.layout import attempts_prefix, intent_key
 from ckptgate.model.reclaim import Part, PartKind
 from ckptgate.model.rules import RunState
-from ckptgate.model.states import AttemptState
+from ckptgate.model.states import UNDECIDED, AttemptState
 
 __all__ = ["Lost"]
 
 _log = logging.getLogger(__name__)
 
 INTENTS_KEPT: Final = 1024
-_UNDECIDED: Final = (AttemptState.OPEN, AttemptState.SEALED)
 _GIVEN_UP: Final = frozenset({AttemptState.ABORTED, AttemptState.ABANDONED})
 
 
@@ -90,7 +89,7 @@ class Lost:
         age_s = sightings.age_s(f"unlogged:{attempt}", stamp)
         row = self._spool.attempt_by_id(log.run, attempt)
         intent = self.intent(log.run, attempt)
-        if intent is None or (row is not None and row.state in _UNDECIDED):
+        if intent is None or (row is not None and row.state in UNDECIDED):
             return ""
         if age_s >= graces.grace_s:
             newest = log.look(lambda state: state.generation)

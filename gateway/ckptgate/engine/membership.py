@@ -44,7 +44,7 @@ from ckptgate.model.layout import (
     names_key,
 )
 from ckptgate.model.rules import AttemptPhase
-from ckptgate.model.states import AttemptState
+from ckptgate.model.states import UNDECIDED, AttemptState
 from ckptgate.ports.clock import Clock, Ids
 from ckptgate.ports.spool import (
     BEGAN_META,
@@ -63,7 +63,6 @@ _log = logging.getLogger(__name__)
 NOTED_KEPT: Final = 16
 NOTED_AT_ONCE: Final = 128
 """Members whose counts are written in one transaction."""
-_UNDECIDED: Final = frozenset({AttemptState.OPEN, AttemptState.SEALED})
 
 
 class Membership:
@@ -114,7 +113,7 @@ class Membership:
             IntegrityError: a document of the run is torn or edited.
         """
         row = self._fresh(attempt.id)
-        if row.is_joined or row.state not in _UNDECIDED:
+        if row.is_joined or row.state not in UNDECIDED:
             return row
         self._check_format(row.run)
         key = parse_key(row.job_key)
@@ -161,7 +160,7 @@ class Membership:
             # Of a revision whose base isn't committed any more, only what others changed is known.
             return None
         row = self._add_row(run, run_ino, name, intent)
-        if row.state not in _UNDECIDED:
+        if row.state not in UNDECIDED:
             return None
         row = self.join(row)
         # It may have got another name since: then its first one is free for the next save.
@@ -215,7 +214,7 @@ class Membership:
             IntegrityError: a member's document is torn, edited or hostile; names its key.
         """
         row = self._spool.attempt(attempt_id)
-        if row is None or not row.is_joined or row.state not in _UNDECIDED:
+        if row is None or not row.is_joined or row.state not in UNDECIDED:
             return False
         if not parse_key(row.job_key).is_shared:
             return False
@@ -300,7 +299,7 @@ class Membership:
             TransientStoreError: the store did not answer.
         """
         row = attempt
-        if row.state not in _UNDECIDED or not row.attempt:
+        if row.state not in UNDECIDED or not row.attempt:
             return row
         view = self._logs.get(row.run).look(lambda state: state.attempts.get(row.attempt))
         if view is None or view.state is not AttemptPhase.COMMITTED:
@@ -376,13 +375,13 @@ class Membership:
     # Attempts that others began
 
     def _local(self, run: str, name: str, job_key: str) -> AttemptRow | None:
-        rows = self._spool.attempts(run=run, name=name, states=_UNDECIDED)
+        rows = self._spool.attempts(run=run, name=name, states=UNDECIDED)
         mine = [row for row in rows if row.job_key == job_key]
         return mine[-1] if mine else None
 
     def _renamed_by_others(self, run: str, name: str, job_key: str) -> AttemptRow | None:
         """An attempt that we joined under another name and that another member renamed."""
-        for row in self._spool.attempts(run=run, states=_UNDECIDED):
+        for row in self._spool.attempts(run=run, states=UNDECIDED):
             if row.job_key == job_key and row.is_joined:
                 self.refresh_moves(row)
         return self._local(run, name, job_key)

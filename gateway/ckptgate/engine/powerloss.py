@@ -22,7 +22,7 @@ import msgspec
 from ckptgate.engine.digest import Fingerprint, is_unchanged
 from ckptgate.engine.events import Events
 from ckptgate.engine.fetch import drop_copy
-from ckptgate.model.states import POWER_LOST, AttemptState, FileState
+from ckptgate.model.states import POWER_LOST, UNDECIDED, AttemptState, FileState
 from ckptgate.ports.spool import AttemptRow, FileRow, LocalBytes, PendingKind, Spool
 
 __all__ = ["BOOT_META", "begin_boot", "end_clean"]
@@ -31,7 +31,6 @@ _log = logging.getLogger(__name__)
 
 BOOT_META: Final = "boot"
 """Setting with the boot id of the kernel that uses the spool; there is none after a clean end."""
-_UNDECIDED: Final = (AttemptState.OPEN, AttemptState.SEALED)
 _UNPROVEN: Final = (FileState.OPEN, FileState.QUIET)
 _SHOWN: Final = 5
 _READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
@@ -86,7 +85,7 @@ def _recover(spool: Spool, events: Events) -> None:
     told: list[tuple[str, str, str]] = []
     with spool.transaction():
         _make_missing(spool)
-        for row in spool.attempts(states=_UNDECIDED):
+        for row in spool.attempts(states=UNDECIDED):
             if not row.is_voted:
                 told += _look_at(spool, row)
         for pending in spool.pending():

@@ -34,7 +34,7 @@ from ckptgate.model.documents import (
 from ckptgate.model.entries import Entry, Published, Retire
 from ckptgate.model.layout import join_key, manifest_key
 from ckptgate.model.rules import AttemptPhase, AttemptView, FoldedPointer, RunState
-from ckptgate.model.states import AttemptState
+from ckptgate.model.states import UNDECIDED, AttemptState
 from ckptgate.ports.spool import AttemptRow, LocalBytes, TombstoneRow
 from ckptgate.ports.store import PlainKind
 
@@ -49,7 +49,6 @@ RETIRED_WATCHED: Final = 16
 TOMBSTONE_KEPT_S: Final = 2.0
 """How long a removed checkpoint stays hidden from its job here after the log has retired it."""
 
-_UNDECIDED: Final = (AttemptState.OPEN, AttemptState.SEALED)
 
 _T = TypeVar("_T")
 
@@ -97,14 +96,14 @@ class Publication:
     # This spool
 
     def _adopt_own(self, log: RunLog) -> bool:
-        rows = self._spool.attempts(run=log.run, states=_UNDECIDED)
+        rows = self._spool.attempts(run=log.run, states=UNDECIDED)
         return _each(rows, lambda row: self._adopt_row(log, row))
 
     def _adopt_row(self, log: RunLog, row: AttemptRow) -> bool:
         view = self._view(log, row.attempt) if row.attempt else None
         if view is None or view.state is not AttemptPhase.COMMITTED:
             return False
-        if self._membership.check_late(row).state in _UNDECIDED:
+        if self._membership.check_late(row).state in UNDECIDED:
             self._adopt(log, row.run_ino, view)
         self._invalidations.name(row.run_ino, row.name)
         self._voter.forget(row.id)

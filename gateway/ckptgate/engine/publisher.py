@@ -33,7 +33,7 @@ from ckptgate.engine.turns import Turns
 from ckptgate.engine.uploads import Uploader
 from ckptgate.engine.votes import Voter
 from ckptgate.errors import CkptError, TransientStoreError
-from ckptgate.model.states import AttemptState
+from ckptgate.model.states import UNDECIDED
 from ckptgate.ports.catalog import Invalidations
 from ckptgate.ports.clock import Clock, Ids
 from ckptgate.ports.spool import AttemptRow, Spool
@@ -43,7 +43,6 @@ __all__ = ["Publisher"]
 
 _log = logging.getLogger(__name__)
 
-_UNDECIDED: Final = (AttemptState.OPEN, AttemptState.SEALED)
 _MIN_PAUSE_S: Final = 0.005
 _PAUSE_FACTOR: Final = 4
 _STILL_SHARE: Final = 0.1
@@ -179,7 +178,7 @@ class Publisher:
         return found
 
     def _undecided(self) -> list[AttemptRow]:
-        return self._spool.attempts(states=_UNDECIDED)
+        return self._spool.attempts(states=UNDECIDED)
 
     def _runs(self) -> list[str]:
         return sorted({*self._spool.watched_runs(), *(row.run for row in self._undecided())})
@@ -190,7 +189,7 @@ class Publisher:
         if not row.is_joined:
             row = self._membership.join(row)
             did = row.is_joined
-        if self._spool.name_ops(row.id) and row.state in _UNDECIDED:
+        if self._spool.name_ops(row.id) and row.state in UNDECIDED:
             left = len(self._spool.name_ops(row.id))
             self._membership.send_name_ops(row)
             did = len(self._spool.name_ops(row.id)) < left or did
@@ -203,14 +202,14 @@ class Publisher:
         """
         if not row.event or not row.is_joined or row.seal_index >= 0:
             return False
-        others = self._spool.attempts(run=row.run, states=_UNDECIDED)
+        others = self._spool.attempts(run=row.run, states=UNDECIDED)
         if not any(o.id > row.id and o.job_key != row.job_key and not o.is_joined for o in others):
             return False
         self._logs.get(row.run).refresh()
         return self._decider.step(row)
 
     def _step_run(self, run: str) -> bool:
-        rows = self._spool.attempts(run=run, states=_UNDECIDED)
+        rows = self._spool.attempts(run=run, states=UNDECIDED)
         log = self._logs.get(run)
         if rows or self._has_undecided(log) or self._is_follow_due(run):
             self._followed_at[run] = self._clock.monotonic()
@@ -256,7 +255,7 @@ class Publisher:
     def _give_reason(self, row: AttemptRow, reason: str) -> None:
         with self._spool.transaction():
             now = self._spool.attempt(row.id)
-            if now is not None and now.state in _UNDECIDED and now.reason != reason:
+            if now is not None and now.state in UNDECIDED and now.reason != reason:
                 self._spool.update_attempt(row.id, reason=reason)
 
     def _guard_all(self, subject: str, action: Callable[[], bool]) -> bool:

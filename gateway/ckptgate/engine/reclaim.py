@@ -27,7 +27,7 @@ from ckptgate.model.entries import Entry, Reclaim
 from ckptgate.model.layout import join_key
 from ckptgate.model.reclaim import Why, doomed, garbage, named_by, revisions_of, standing
 from ckptgate.model.rules import AttemptView, RunState
-from ckptgate.model.states import AttemptState
+from ckptgate.model.states import UNDECIDED, AttemptState
 from ckptgate.ports.spool import ROOT_INO, NodeKind
 
 __all__ = ["StoreReclaimer"]
@@ -43,7 +43,6 @@ PIECE: Final = 64
 """Parts that are removed in one go."""
 DIRECTORIES_MAX: Final = 1000
 """Plain directories that one round looks through for unfinished writes."""
-_UNDECIDED: Final = (AttemptState.OPEN, AttemptState.SEALED)
 
 
 @dataclass(slots=True)
@@ -161,7 +160,7 @@ class StoreReclaimer:
             if intent is not None and intent.base:
                 kept.add(intent.base)
         for row in self._spool.attempts(run=log.run):
-            if row.state in _UNDECIDED and row.base is not None:
+            if row.state in UNDECIDED and row.base is not None:
                 base = self._spool.attempt(row.base)
                 kept.add("" if base is None else base.attempt)
             elif row.state is AttemptState.REPLACED and self._spool.handles_of_attempt(row.id):

@@ -17,7 +17,7 @@ from typing import Final
 
 from ckptgate.engine.node import Node
 from ckptgate.engine.sightings import Graces, Reclaimed, Sightings
-from ckptgate.model.states import AttemptState
+from ckptgate.model.states import UNDECIDED, AttemptState
 from ckptgate.ports.spool import AttemptRow, NodeRow
 
 __all__ = ["SpoolReclaimer"]
@@ -27,7 +27,6 @@ _log = logging.getLogger(__name__)
 PIECE: Final = 128
 """Nodes that go in one transaction: the mount's changes wait for its end."""
 _BLOCK_BYTES: Final = 512
-_UNDECIDED: Final = (AttemptState.OPEN, AttemptState.SEALED)
 _GIVEN_UP: Final = frozenset({AttemptState.ABORTED, AttemptState.ABANDONED})
 _DEAD: Final = (AttemptState.ABORTED, AttemptState.ABANDONED, AttemptState.REPLACED)
 
@@ -70,7 +69,7 @@ class SpoolReclaimer:
     def _may_go(self, row: AttemptRow) -> bool:
         if self._logs.get(row.run).look(lambda state: state.is_held):
             return False
-        revisers = self._spool.attempts(run=row.run, states=_UNDECIDED)
+        revisers = self._spool.attempts(run=row.run, states=UNDECIDED)
         if any(other.base == row.id for other in revisers):
             return False
         return not self._spool.handles_of_attempt(row.id)

@@ -21,7 +21,7 @@ from ckptgate.model.documents import PointerKind, PointerValue
 from ckptgate.model.entries import Entry, Point
 from ckptgate.model.layout import join_key
 from ckptgate.model.rules import RunState
-from ckptgate.model.states import AttemptState
+from ckptgate.model.states import UNDECIDED
 from ckptgate.ports.spool import SETTLED_META, VOTED_META, NodeRow, PendingKind, PendingRow, Spool
 
 __all__ = ["REMOVAL_KEPT_S", "Settling", "settle"]
@@ -30,8 +30,6 @@ _log = logging.getLogger(__name__)
 
 REMOVAL_KEPT_S: Final = 60.0
 """How long a pointer that was removed stays so after the log gave it another value."""
-
-_UNDECIDED: Final = (AttemptState.OPEN, AttemptState.SEALED)
 
 
 def settle(spool: Spool, row: PendingRow, value: PointerValue, length: int) -> NodeRow | None:
@@ -176,7 +174,7 @@ class Settling:
 
     def _is_being_saved(self, run: str, pending: PendingRow) -> bool:
         """Whether the pointer is meant for a newer attempt of that name, whose vote carries it."""
-        rows = self._spool.attempts(run=run, name=pending.target, states=_UNDECIDED)
+        rows = self._spool.attempts(run=run, name=pending.target, states=UNDECIDED)
         return any(row.job_key == pending.job_key for row in rows)
 
     def _is_folded(self, log: RunLog, value: PointerValue) -> bool:

@@ -21,7 +21,7 @@ from ckptgate.engine.rolls import Rolls
 from ckptgate.model.documents import EntryType, FileEntry, NameOp, NameOpKind, Vote
 from ckptgate.model.layout import data_key, full_key
 from ckptgate.model.moves import Move, place_now, where_now
-from ckptgate.model.states import AttemptState, FileState
+from ckptgate.model.states import UNDECIDED, FileState
 from ckptgate.ports.clock import Clock
 from ckptgate.ports.spool import AttemptRow, FileRow, LocalBytes, NodeKind, NodeRow, Spool
 from ckptgate.ports.store import Records
@@ -31,7 +31,6 @@ __all__ = ["SharedTree", "TreeWriter", "is_foreign_key"]
 _log = logging.getLogger(__name__)
 
 DEFAULT_DIR_MODE: Final = 0o755
-_UNDECIDED: Final = frozenset({AttemptState.OPEN, AttemptState.SEALED})
 
 
 def is_foreign_key(run: str, attempt: str, member: str, key: str) -> bool:
@@ -203,7 +202,7 @@ class SharedTree:
     def _take_name(self, attempt: int, op: NameOp) -> bool:
         with self._spool.transaction():
             row = self._spool.attempt(attempt)
-            if row is None or row.state not in _UNDECIDED:
+            if row is None or row.state not in UNDECIDED:
                 return False
             if self._spool.seen_count(attempt, op.member, "names") != op.n:
                 return False  # the other process was faster
@@ -329,7 +328,7 @@ class SharedTree:
     ) -> bool:
         row = self._spool.attempt(attempt)
         root = self._spool.node(row.root) if row is not None else None
-        if row is None or root is None or row.state not in _UNDECIDED:
+        if row is None or root is None or row.state not in UNDECIDED:
             return False
         writer = TreeWriter(
             self._spool, row.id, root, self._clock.now_ns(), dict(self._spool.tree(row.id))

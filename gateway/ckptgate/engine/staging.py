@@ -39,7 +39,7 @@ from ckptgate.model.documents import Evidence
 from ckptgate.model.states import (
     FSYNC_FAILED,
     TOO_SPARSE,
-    AttemptState,
+    UNDECIDED,
     FileState,
     must_be_rewritten,
 )
@@ -56,7 +56,6 @@ __all__ = ["Stager", "changed_files"]
 
 _log = logging.getLogger(__name__)
 
-_UNDECIDED: Final = (AttemptState.OPEN, AttemptState.SEALED)
 _DIGESTED: Final = (FileState.DIGESTED, FileState.STORED)
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 _SECTOR_BYTES: Final = 512
@@ -145,7 +144,7 @@ class Stager:
     def _lose_digest(self, attempt: AttemptRow, path: str, file: FileRow) -> bool:
         with self._spool.transaction():
             row, now = self._spool.file(file.file), self._spool.attempt(attempt.id)
-            if row is None or row != file or now is None or now.state not in _UNDECIDED:
+            if row is None or row != file or now is None or now.state not in UNDECIDED:
                 return False
             if now.is_voted:
                 # The store has what was voted for; these bytes here are something else.
@@ -175,7 +174,7 @@ class Stager:
                 whole = self._spool.file(node.file) if node and node.file is not None else None
                 if node is not None and whole is not None and whole.state is FileState.QUIET:
                     yield pending.name, node, whole
-        for attempt in self._spool.attempts(states=_UNDECIDED):
+        for attempt in self._spool.attempts(states=UNDECIDED):
             yield from self._queue.next(attempt.id, self._jobs.room)
 
     def _is_ready(self, file: FileRow, written: Container[int]) -> bool:

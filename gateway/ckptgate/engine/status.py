@@ -18,7 +18,7 @@ from ckptgate.engine.events import Event, Events
 from ckptgate.engine.membership import Membership
 from ckptgate.engine.runlog import RunLog, RunLogs
 from ckptgate.model.rules import RunState
-from ckptgate.model.states import AttemptState, FileState
+from ckptgate.model.states import UNDECIDED, AttemptState, FileState
 from ckptgate.ports.spool import (
     ROOM_META,
     WRITERS_META,
@@ -33,8 +33,6 @@ __all__ = ["AttemptStatus", "QueueStatus", "RunStatus", "StatusReport", "status"
 EVENTS_MAX: Final = 20
 FINISHED_MAX: Final = 20
 """Attempts of each run that are decided and still listed, newest last."""
-
-_UNDECIDED: Final = (AttemptState.OPEN, AttemptState.SEALED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,8 +150,8 @@ def status(
             open for writing.
     """
     rows = spool.attempts()
-    shown = [row for row in rows if row.state in _UNDECIDED]
-    finished = [row for row in rows if row.state not in _UNDECIDED and row.job_key]
+    shown = [row for row in rows if row.state in UNDECIDED]
+    finished = [row for row in rows if row.state not in UNDECIDED and row.job_key]
     listed = sorted([*finished[-FINISHED_MAX:], *shown], key=lambda row: row.id)
     # What was removed waits for nothing.
     pending = Counter(row.kind for row in spool.pending() if row.ino is not None)

@@ -24,7 +24,7 @@ from ckptgate.engine.leases import has_no_open_writer
 from ckptgate.engine.node import Node
 from ckptgate.errors import FullError, IntegrityError, TransientStoreError
 from ckptgate.model.layout import data_key, data_name, full_key, intent_key
-from ckptgate.model.states import AttemptState, FileState
+from ckptgate.model.states import UNDECIDED, FileState
 from ckptgate.ports.spool import AttemptRow, FileRow, LocalBytes
 from ckptgate.ports.store import DigestedFile
 
@@ -32,7 +32,6 @@ __all__ = ["Uploader"]
 
 _log = logging.getLogger(__name__)
 
-_UNDECIDED: Final = (AttemptState.OPEN, AttemptState.SEALED)
 _KEPT_AT_ONCE: Final = 32
 """Files that are recorded in one transaction: the mount's own wait behind it."""
 
@@ -78,7 +77,7 @@ class Uploader:
 
     def step(self) -> bool:
         """Start what can be started, wait a moment, and say whether anything was done."""
-        for attempt in self._spool.attempts(states=_UNDECIDED):
+        for attempt in self._spool.attempts(states=UNDECIDED):
             if attempt.is_joined:
                 self._start(attempt)
         did = False
@@ -204,7 +203,7 @@ class Uploader:
             reason = f"{path} arrived wrong in the store {tries} times: {error}"
             with self._spool.transaction():
                 now = self._spool.attempt(attempt.id)
-                if now is not None and now.state in _UNDECIDED:
+                if now is not None and now.state in UNDECIDED:
                     self._spool.update_attempt(attempt.id, reason=reason)
 
     def _linkable(self, attempt: AttemptRow, files: Sequence[_Waiting]) -> set[int]:

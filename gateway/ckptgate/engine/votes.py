@@ -37,7 +37,7 @@ from ckptgate.model.ids import CHUNK_BYTES, chunk_count
 from ckptgate.model.jobkey import JobKey
 from ckptgate.model.layout import chunk_table_key, full_key, join_key, vote_key
 from ckptgate.model.moves import taken
-from ckptgate.model.states import AttemptState, FileState
+from ckptgate.model.states import UNDECIDED, FileState
 from ckptgate.ports.spool import (
     VOTED_META,
     AttemptRow,
@@ -59,7 +59,6 @@ SLOTS_MAX: Final = 1000
 FOLLOW_S: Final = 1.0
 """From a final vote to the first look for what others renamed since."""
 
-_UNDECIDED: Final = (AttemptState.OPEN, AttemptState.SEALED)
 _NOT_STORED: Final = frozenset(FileState) - {FileState.STORED}
 
 
@@ -121,7 +120,7 @@ class Voter:
         Raises:
             CkptError: the store failed; the same vote is due at the next pass.
         """
-        if not attempt.is_joined or attempt.state not in _UNDECIDED:
+        if not attempt.is_joined or attempt.state not in UNDECIDED:
             return False
         did = self._decide_final(attempt) or self._follow_renames(attempt)
         row = self._spool.attempt(attempt.id)
@@ -277,16 +276,16 @@ class Voter:
             return True
         with self._spool.transaction():
             row = self._spool.attempt(attempt.id)
-            if row is None or row.state not in _UNDECIDED or not self._may_be_final(row):
+            if row is None or row.state not in UNDECIDED or not self._may_be_final(row):
                 return False
             # A file that was opened or added since then is not stored; and a descriptor that leaked
             # is no more stopped by this transaction than by the look before it.
             if not self._is_quiet(row):
                 return False
             self._spool.update_attempt(row.id, is_voted=True)
-            if any(self._pending(row)):
-                number = str(self._spool.next_node())
-                self._spool.set_meta(VOTED_META.format(attempt=row.id), number)
+            if pending := self._pending(row):
+                newest = max(item.ino or 0 for item in pending)
+                self._spool.set_meta(VOTED_META.format(attempt=row.id), str(newest))
         _log.info("vote-final attempt=%s", attempt.attempt)
         return True
 

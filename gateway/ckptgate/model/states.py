@@ -15,6 +15,7 @@ __all__ = [
     "FSYNC_FAILED",
     "POWER_LOST",
     "TOO_SPARSE",
+    "UNDECIDED",
     "WRITE_FAILED",
     "AttemptState",
     "FileState",
@@ -62,6 +63,9 @@ class AttemptState(enum.StrEnum):
     REPLACED = "replaced"
     """Was committed; a newer revision or a RETIRE took its place."""
 
+
+UNDECIDED: Final = (AttemptState.OPEN, AttemptState.SEALED)
+"""What may still be committed."""
 
 FILE_TRANSITIONS: Final[Mapping[FileState, frozenset[FileState]]] = MappingProxyType(
     {

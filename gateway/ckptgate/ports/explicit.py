@@ -13,15 +13,13 @@ from typing import Final
 from ckptgate.errors import MissingError, RefusedError, UsageError
 from ckptgate.model.entries import SealEvent
 from ckptgate.model.jobkey import JobKey
-from ckptgate.model.states import AttemptState
+from ckptgate.model.states import UNDECIDED, AttemptState
 from ckptgate.ports.spool import AttemptRow, Spool
 
 __all__ = ["RANKS_MAX", "record_explicit_commit"]
 
 RANKS_MAX: Final = 1_000_000
 """No world is larger; a bigger number is a mistake of the caller."""
-
-_UNDECIDED: Final = frozenset({AttemptState.OPEN, AttemptState.SEALED})
 
 
 def record_explicit_commit(
@@ -60,7 +58,7 @@ def record_explicit_commit(
         if row is None:
             msg = f"no attempt with row {attempt_id} in this spool"
             raise MissingError(msg, subject=str(attempt_id), hint="ckptgate status")
-        if row.state not in _UNDECIDED:
+        if row.state not in UNDECIDED:
             if _is_repeated(spool, row, rank, world_size, is_all=is_all):
                 return row
             msg = f"attempt {row.attempt or row.name!r} is {row.state}: it can't be committed again"

@@ -44,8 +44,8 @@ SETTLED_META = "settled.{run_ino}.{name}"
 """Setting with the length of a run's log that holds the pointer's value which was pending before:
 who no longer finds the pending value must know at least that much of the log."""
 VOTED_META = "voted.{attempt}"
-"""Setting with the highest number of a node when the attempt with that row id was finally voted: a
-pending pointer with a later one is of a write that came after it."""
+"""Setting with the newest node of its pending pointers when the attempt with that row id was voted
+finally: a pending pointer with a newer one was written after that."""
 JOINING_META = "joining-{attempt}"
 """Setting with the intent that the attempt with that row id is about to have in the store."""
 ROOM_META = "room"

@@ -15,7 +15,7 @@ from ckptgate.model.documents import NameOpKind
 from ckptgate.model.jobkey import JobKey
 from ckptgate.model.layout import GATEWAY_DIR
 from ckptgate.model.moves import Move, taken
-from ckptgate.model.states import AttemptState
+from ckptgate.model.states import UNDECIDED, AttemptState
 from ckptgate.ports.spool import (
     AttemptRow,
     NameOpRow,
@@ -187,7 +187,7 @@ def rmdir(ctx: Context, caller: Caller, parent_ino: int, name: str) -> None:
 
 
 def _remove_root(ctx: Context, caller: Caller, parent: NodeRow, name: str, row: AttemptRow) -> None:
-    if row.state in visibility.UNDECIDED:
+    if row.state in UNDECIDED:
         # Raises ESTALE if it got decided while this waited.
         revisions.writable(ctx, caller, ctx.node(row.root))
         row = ctx.spool.attempt(row.id) or row

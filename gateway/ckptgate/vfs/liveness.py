@@ -17,7 +17,7 @@ import msgspec
 from ckptgate.errors import CkptError
 from ckptgate.formats import registry
 from ckptgate.formats.base import Format
-from ckptgate.model.states import AttemptState, FileState
+from ckptgate.model.states import UNDECIDED, AttemptState, FileState
 from ckptgate.ports.spool import (
     WRITERS_META,
     AttemptRow,
@@ -204,7 +204,7 @@ def sweep_dead_handles(ctx: Context) -> None:
     Descriptors that other live processes hold on such a file don't count: their handles are theirs.
     """
     with ctx.change():
-        for row in ctx.spool.attempts(states=(AttemptState.OPEN, AttemptState.SEALED)):
+        for row in ctx.spool.attempts(states=UNDECIDED):
             for _, _, file in ctx.spool.files_of_attempt(row.id):
                 _sweep(ctx, file)
         for pending in ctx.spool.pending():

@@ -14,7 +14,7 @@ from ckptgate.errors import BusyError, CkptError, ExistsError, MissingError
 from ckptgate.model.documents import NameOpKind
 from ckptgate.model.entries import SealEvent
 from ckptgate.model.layout import join_key
-from ckptgate.model.states import AttemptState, FileState
+from ckptgate.model.states import UNDECIDED, AttemptState, FileState
 from ckptgate.ports.spool import NodeKind, NodeRow, PendingKind, PlainOpKind, PlainOpRow
 from ckptgate.vfs import (
     directories,
@@ -133,7 +133,7 @@ def _rename_root(ctx: Context, caller: Caller, move: _Move) -> None:
     """A whole checkpoint gets another name in its run directory."""
     row = move.found.attempt
     assert row is not None
-    if row.state not in visibility.UNDECIDED or row.base is not None:
+    if row.state not in UNDECIDED or row.base is not None:
         raise revisions.name_is_kept(row, move.new_name)
     if move.new_parent.ino != move.parent.ino:
         raise cross(move.name, "a checkpoint stays in its run directory")

@@ -12,7 +12,7 @@ import errno
 import logging
 
 from ckptgate.errors import CkptError, MissingError
-from ckptgate.model.states import AttemptState
+from ckptgate.model.states import UNDECIDED, AttemptState
 from ckptgate.ports.spool import AttemptRow, NodeKind, NodeRow
 from ckptgate.vfs import visibility, waits
 from ckptgate.vfs.context import Context, MeanwhileError, Who, stale
@@ -40,7 +40,7 @@ def writable(ctx: Context, caller: Caller, node: NodeRow) -> NodeRow:
         row = ctx.spool.attempt(attempt)
         if row is None:
             raise stale(f"node {node.ino}", "its attempt is gone")
-        if row.state in visibility.UNDECIDED:
+        if row.state in UNDECIDED:
             if not row.is_voted:
                 ctx.expect(lambda: _check_undecided(ctx, attempt))
                 return node
@@ -71,7 +71,7 @@ def _outlived(ctx: Context, caller: Caller, node: NodeRow, row: AttemptRow) -> C
     Where the name means something else the kernel has to look it up again; where it means nothing
     any more this is a removed directory that somebody still has open.
     """
-    later = (*visibility.UNDECIDED, AttemptState.COMMITTED)
+    later = (*UNDECIDED, AttemptState.COMMITTED)
     if ctx.spool.attempts(run_ino=row.run_ino, name=row.name, states=later):
         return replaced(ctx, caller, node.ino, row.name, f"its attempt is {row.state}")
     return MissingError(f"checkpoint {row.name!r} was removed", subject=row.name)
@@ -83,7 +83,7 @@ def _check_undecided(ctx: Context, attempt: int) -> None:
     The call is done once more, waits for the decision, and begins a revision.
     """
     row = ctx.spool.attempt(attempt)
-    if row is None or row.is_voted or row.state not in visibility.UNDECIDED:
+    if row is None or row.is_voted or row.state not in UNDECIDED:
         name = "" if row is None else row.name
         msg = f"{name!r} is being decided or was given up"
         raise MeanwhileError(msg, subject=name)

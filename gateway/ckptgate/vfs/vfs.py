@@ -14,6 +14,7 @@ from functools import partial
 
 from ckptgate.errors import CkptError, MissingError
 from ckptgate.model.kinds import NamePatterns
+from ckptgate.model.states import UNDECIDED
 from ckptgate.ports.catalog import Catalog, Invalidations, Waker
 from ckptgate.ports.clock import Clock
 from ckptgate.ports.spool import ROOT_INO, AttemptRow, NodeKind, NodeRow, Spool
@@ -32,7 +33,6 @@ from ckptgate.vfs import (
     syncing,
     triggers,
     unused,
-    visibility,
     waits,
 )
 from ckptgate.vfs.context import TAKEOVER, Context
@@ -330,7 +330,7 @@ class Vfs:
             UsageError: impossible ranks.
             RefusedError: see `record_explicit_commit`.
         """
-        rows = self._ctx.spool.attempts(run=run, name=name, states=visibility.UNDECIDED)
+        rows = self._ctx.spool.attempts(run=run, name=name, states=UNDECIDED)
         if not rows:
             msg = f"no undecided attempt at {name!r} in run {run!r}"
             raise MissingError(msg, subject=name, hint="ckptgate status")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ckptgate.errors import CkptError, MissingError, TransientStoreError
 from ckptgate.model.layout import GATEWAY_DIR
-from ckptgate.model.states import AttemptState
+from ckptgate.model.states import UNDECIDED, AttemptState
 from ckptgate.ports.catalog import RunView
 from ckptgate.ports.spool import AttemptRow, NodeKind, NodeRow, PendingRow
 from ckptgate.vfs import names, plain, pointers, waits
@@ -25,7 +25,6 @@ from ckptgate.vfs.liveness import is_hidden
 from ckptgate.vfs.looking_again import replaced
 
 __all__ = [
-    "UNDECIDED",
     "Found",
     "What",
     "committed_here",
@@ -41,8 +40,6 @@ __all__ = [
     "resolve",
     "revision_of",
 ]
-
-UNDECIDED = (AttemptState.OPEN, AttemptState.SEALED)
 
 
 class What(enum.Enum):

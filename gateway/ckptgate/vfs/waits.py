@@ -11,7 +11,7 @@ import logging
 
 from ckptgate.errors import BusyError, TransientStoreError
 from ckptgate.model.jobkey import JobKey
-from ckptgate.model.states import AttemptState
+from ckptgate.model.states import UNDECIDED
 from ckptgate.ports.catalog import RunView
 from ckptgate.ports.spool import AttemptRow, NodeRow
 from ckptgate.vfs.context import Context, Who, stale
@@ -20,7 +20,6 @@ from ckptgate.vfs.interface import Caller
 __all__ = ["decided", "must_settle", "refresh_shared", "settle", "wait_to_resume"]
 
 _log = logging.getLogger(__name__)
-_UNDECIDED = (AttemptState.OPEN, AttemptState.SEALED)
 
 
 def _is_shared(row: AttemptRow) -> bool:
@@ -35,7 +34,7 @@ def _is_shared_key(text: str) -> bool:
 def refresh_shared(ctx: Context, caller: Caller, node: NodeRow) -> bool:
     """Take over what other members did in the attempt of *node*; True if anything is new."""
     row = None if node.attempt is None else ctx.spool.attempt(node.attempt)
-    if row is None or row.state not in _UNDECIDED or not row.is_joined or not _is_shared(row):
+    if row is None or row.state not in UNDECIDED or not row.is_joined or not _is_shared(row):
         return False
     asked = ("refresh", row.id)
     if not ctx.is_due(asked, ctx.settings.refresh_interval_s):
@@ -56,7 +55,7 @@ def decided(ctx: Context, caller: Caller, row: AttemptRow) -> AttemptRow:
     Raises:
         BusyError: EBUSY, it is still undecided after `decision_wait_s`.
     """
-    if not row.is_voted or row.state not in _UNDECIDED:
+    if not row.is_voted or row.state not in UNDECIDED:
         return row
     ctx.need_block(caller)
     ctx.waker.wake()
@@ -66,7 +65,7 @@ def decided(ctx: Context, caller: Caller, row: AttemptRow) -> AttemptRow:
         now = ctx.spool.attempt(row.id)
         if now is None:
             raise stale(row.name, "its attempt is gone")
-        if not now.is_voted or now.state not in _UNDECIDED:
+        if not now.is_voted or now.state not in UNDECIDED:
             return now
     msg = (
         f"checkpoint {row.name!r} is being decided and takes no writes "
@@ -120,9 +119,9 @@ def _unsettled(ctx: Context, ino: int, *, is_close: bool) -> list[AttemptRow]:
         return []
     if node.attempt is not None:
         row = ctx.spool.attempt(node.attempt)
-        rows = [] if row is None or row.state not in _UNDECIDED else [row]
+        rows = [] if row is None or row.state not in UNDECIDED else [row]
     else:
-        rows = ctx.spool.attempts(run_ino=ino, states=_UNDECIDED)
+        rows = ctx.spool.attempts(run_ino=ino, states=UNDECIDED)
     return [
         row
         for row in rows
