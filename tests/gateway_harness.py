@@ -79,6 +79,13 @@ class Nobody:
         return
 
 
+def _drop(spool: SqliteSpool) -> None:
+    """What the kernel closes of a killed process: nothing is finished first."""
+    spool._db._connection.close()
+    spool._db._generation.close()
+    spool._noted.close()
+
+
 @dataclass
 class Half:
     """What one process has."""
@@ -155,11 +162,11 @@ class Gateway:
         for handle in self.vfs._ctx.memory.files._handles.values():
             if handle.fd >= 0:
                 os.close(handle.fd)
-        self.mount.spool._db._connection.close()
+        _drop(self.mount.spool)
 
     def kill_publisher(self) -> None:
         self.publisher.close()
-        self.engine.spool._db._connection.close()
+        _drop(self.engine.spool)
 
     def close(self) -> None:
         self.kill_mount()
