@@ -23,7 +23,7 @@ class Sizes:
     Attributes:
         pairs: pairs of which the median is taken.
         stream: bytes of a large sequential file.
-        small_stream: bytes of one that is written in 4 KiB calls, or without passthrough.
+        small_stream: bytes of one that is written without passthrough.
         files: small files that are created and looked at.
         entries: of the directory that is listed.
         upload: bytes under digest and upload while latencies are sampled.

@@ -78,7 +78,7 @@ def writing(
 
 def _cases(plan: Plan, place: Place, mount: mounts.Mount, both: list[Worker]) -> Iterator[Figure]:
     for name, call, writers, limit in CASES:
-        size = plan.sizes.small_stream if call < MIB >> 4 else plan.sizes.stream // writers
+        size = plan.sizes.stream // writers
         used: list[float] = []
         chosen = both[:writers]
         native = writing(chosen, mount.spool, call, size, mount.settle)
