@@ -21,7 +21,13 @@ from ckptgate.formats.base import FileView, damaged, read_exact
 from ckptgate.formats.safetensors import check_safetensors, looks_like_safetensors
 from ckptgate.formats.torch_zip import ZIP_MAGICS, check_zip
 
-__all__ = ["MAX_JSON_BYTES", "MAX_PICKLE_OPCODES", "Container", "check_container"]
+__all__ = [
+    "MAX_JSON_BYTES",
+    "MAX_PICKLE_OPCODES",
+    "Container",
+    "check_container",
+    "claimed_container",
+]
 
 MAX_JSON_BYTES: Final = 64 * 1024 * 1024
 """Larger JSON is not parsed and so not proved."""
@@ -80,7 +86,7 @@ def check_container(path: str, view: FileView) -> Container:
     """
     if view.size == 0:
         return Container()
-    claim = _claim(path)
+    claim = claimed_container(path)
     kind = _kind(claim, view)
     if not kind:
         return _nothing(path, claim)
@@ -96,7 +102,8 @@ def check_container(path: str, view: FileView) -> Container:
     return Container(found, is_proved, "")
 
 
-def _claim(path: str) -> str:
+def claimed_container(path: str) -> str:
+    """The container that a file's name promises, "" for none: what `check_container` goes by."""
     name = path.rpartition("/")[2].lower()
     return next((kind for suffix, kind in _CLAIMS if name.endswith(suffix)), "")
 

@@ -36,7 +36,7 @@ from ckptgate.vfs.lookup import remove_name
 from ckptgate.vfs.mutate import place_symlink
 from ckptgate.vfs.rename_rules import check_below, check_in_the_way, check_is, child_of, cross
 from ckptgate.vfs.visibility import Found, What
-from ckptgate.vfs.writing import judge_anew, take_bytes_along
+from ckptgate.vfs.writing import judge_anew, judge_by_new_name, take_bytes_along
 
 __all__ = ["EXCHANGE", "NOREPLACE", "rename"]
 
@@ -240,6 +240,7 @@ def _rename_inner(
         times.names_changed(ctx, parent, new_parent)
         revisions.touch(ctx, ctx.who(caller), node)
         if node.kind is NodeKind.FILE:
+            judge_by_new_name(ctx, node, name, new_name)
             events.after_rename(ctx, node, old)
 
 

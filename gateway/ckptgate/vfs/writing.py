@@ -15,6 +15,7 @@ import os
 from dataclasses import dataclass
 
 from ckptgate.errors import CkptError, FullError, MissingError
+from ckptgate.formats.containers import claimed_container
 from ckptgate.model.layout import data_key, full_key
 from ckptgate.model.states import FileState
 from ckptgate.ports.spool import FileRow, LocalBytes, NodeRow, PendingKind, PendingRow
@@ -29,6 +30,7 @@ __all__ = [
     "file_of",
     "is_frozen",
     "judge_anew",
+    "judge_by_new_name",
     "pending_kind",
     "prepare_write",
     "take_bytes_along",
@@ -106,6 +108,18 @@ def judge_anew(ctx: Context, file: FileRow) -> None:
     """
     if file.state in {FileState.DIGESTED, FileState.STORED}:
         ctx.spool.update_file(file.file, state=FileState.QUIET, key="")
+
+
+def judge_by_new_name(ctx: Context, node: NodeRow, name: str, new_name: str) -> None:
+    """Have a renamed file digested again if its new name promises another container.
+
+    Inside a change. Bytes that a committed checkpoint has too were judged by that, and stay.
+    """
+    file = None if node.file is None else ctx.spool.file(node.file)
+    if file is None or claimed_container(name) == claimed_container(new_name):
+        return
+    if file.local is LocalBytes.FULL and len(ctx.spool.nodes_of_file(file.file)) == 1:
+        judge_anew(ctx, file)
 
 
 @dataclass(frozen=True, slots=True)

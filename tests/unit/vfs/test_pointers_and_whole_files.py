@@ -323,3 +323,17 @@ def test_a_file_that_gets_a_whole_files_name_is_judged_by_that(world, old, state
     (row,) = _pending(world, "b.safetensors")
     assert (row.kind, row.ino) == (PendingKind.WHOLE, node.ino)
     assert world.spool.file(node.file).state is FileState.QUIET
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "state"),
+    [("y.tmp", "y.safetensors", FileState.QUIET), ("y.tmp", "y.dat", FileState.DIGESTED)],
+)
+def test_a_checkpoints_file_that_gets_a_containers_name_is_judged_by_that(world, old, new, state):
+    """I1: under a name that promised nothing, torn bytes were no problem."""
+    world.mkdir(world.a, "step-1")
+    world.write(world.a, f"step-1/{old}", b"no container")
+    node = world.spool.node(world.walk(world.a, f"step-1/{old}").attr.ino)
+    world.spool.update_file(node.file, state=FileState.DIGESTED)
+    world.rename(world.a, f"step-1/{old}", f"step-1/{new}")
+    assert world.spool.file(node.file).state is state
