@@ -269,8 +269,7 @@ def seaweedfs(identities: Sequence[Mapping[str, Any]] = (ADMIN,)) -> Iterator[Se
             "-master.telemetry=false", f"-s3.localSocket={root}/s3.sock",
             f"-filer.localSocket={root}/filer.sock", "-s3.cacheCapacityMB=0",
         ]  # fmt: skip
-        ports = (port, master, volume, filer, admin)
-        return _Command(port, words, {"GOMEMLIMIT": "700MiB"}, lambda: _remove_sockets(ports))
+        return _Command(port, words, {"GOMEMLIMIT": "700MiB"}, _remove_dead_sockets)
 
     with _running("weed", command, keys["accessKey"], keys["secretKey"]) as server:
         yield server
@@ -338,11 +337,16 @@ def _running(
         yield server
 
 
-def _remove_sockets(ports: Sequence[int]) -> None:
-    """SeaweedFS leaves Unix sockets in /tmp, wherever its directory is."""
-    for port in ports:
-        for path in Path("/tmp").glob(f"seaweedfs-*-grpc-{port + GRPC_OFFSET}.sock"):
-            path.unlink(missing_ok=True)
+def _remove_dead_sockets() -> None:
+    """SeaweedFS leaves Unix sockets in /tmp, wherever its directory is: those nobody listens at."""
+    for path in Path("/tmp").glob("seaweedfs-*-grpc-*.sock"):
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink(missing_ok=True)
+            except OSError:
+                continue
 
 
 def _free_ports(count: int) -> list[int]:
