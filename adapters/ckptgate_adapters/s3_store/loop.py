@@ -1,0 +1,92 @@
+"""One asyncio loop on a thread of its own, asked from any other thread.
+
+It ends with `stop`, at the latest when the interpreter does. After a fork the child has neither
+the thread nor the right to touch what the loop had open: `abandon` keeps it all alive, unused, as
+even closing the loop would take the parent's sockets out of the parent's epoll set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+from ckptgate.errors import TransientStoreError
+
+__all__ = ["LoopThread"]
+
+_T = TypeVar("_T")
+_STOP_S: Final = 10.0
+_abandoned: list[object] = []
+
+
+class LoopThread:
+    """The thread and its loop.
+
+    Args:
+        name: of the thread.
+        cleanup: what is awaited on the loop, last, when it ends.
+    """
+
+    def __init__(self, name: str, cleanup: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=_serve, args=(loop,), name=name, daemon=True)
+        thread.start()
+        self._loop = loop
+        self._thread = thread
+        self._finish = weakref.finalize(self, _end, loop, thread, cleanup)
+
+    def run(self, coro: Coroutine[Any, Any, _T]) -> _T:
+        """The result of *coro*; blocks. Never from the loop's own thread."""
+        if threading.current_thread() is self._thread:
+            coro.close()
+            raise AssertionError("the loop's thread can't wait for itself")
+        future = asyncio.run_coroutine_threadsafe(coro, self._loop)
+        try:
+            return future.result()
+        except asyncio.CancelledError:
+            raise TransientStoreError("the store was closed meanwhile") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """Cancel what runs, clean up, end the thread."""
+        self._finish()
+
+    def abandon(self) -> None:
+        """In a forked child: never touch it again."""
+        self._finish.detach()
+        _abandoned.append(self)
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+def _end(
+    loop: asyncio.AbstractEventLoop,
+    thread: threading.Thread,
+    cleanup: Callable[[], Coroutine[Any, Any, None]],
+) -> None:
+    async def finish() -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await cleanup()
+        await loop.shutdown_asyncgens()
+        await loop.shutdown_default_executor()
+
+    with contextlib.suppress(TimeoutError, RuntimeError):
+        asyncio.run_coroutine_threadsafe(finish(), loop).result(_STOP_S)
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(loop.stop)
+    thread.join(_STOP_S)

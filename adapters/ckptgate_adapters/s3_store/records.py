@@ -1,0 +1,101 @@
+"""Small immutable objects: put-if-absent by `If-None-Match: *`, read back after any doubt.
+
+Any thread.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ckptgate.errors import (
+    CkptError,
+    ExistsError,
+    IntegrityError,
+    MissingError,
+    TransientStoreError,
+)
+from ckptgate.model.documents import MAX_DOCUMENT_BYTES
+from ckptgate.model.layout import TEMP_PREFIX
+from ckptgate_adapters.s3_store.checksums import crc64, encode
+from ckptgate_adapters.s3_store.failures import ConditionFailedError
+from ckptgate_adapters.s3_store.session import Session
+
+__all__ = ["S3Records"]
+
+
+class S3Records:
+    """`ports.store.Records` on S3."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def create(self, key: str, data: bytes) -> None:
+        """Store *data* under *key* if nothing is there; equal bytes there are success."""
+        self._session.run(self._create(self._session.key(key), bytes(data)))
+
+    def get(self, key: str, *, limit: int = MAX_DOCUMENT_BYTES) -> bytes:
+        """The bytes under *key*, fresh."""
+        return self._session.run(self._get(self._session.key(key), limit))
+
+    def children(self, prefix: str) -> list[str]:
+        """Names directly below *prefix*, sorted, without those of unfinished writes."""
+        return self._session.run(self._children(self._session.location.below(prefix)))
+
+    async def _create(self, key: str, data: bytes) -> None:
+        # Done again by us as by any caller: the same bytes in the same place are the same record.
+        await self._session.policy.run(partial(self._create_once, key, data), f"create {key}")
+
+    async def _create_once(self, key: str, data: bytes) -> None:
+        condition = {"IfNoneMatch": "*"}
+        if self._session.options.single_writer:
+            if await self._is_there(key, data):
+                return
+            condition = {}
+        try:
+            await self._session.call(
+                "put_object", Key=key, Body=data, ChecksumCRC64NVME=encode(crc64(data)), **condition
+            )
+        except (ConditionFailedError, TransientStoreError) as exc:
+            await self._settle(key, data, exc)
+
+    async def _settle(self, key: str, data: bytes, exc: CkptError) -> None:
+        """Decide by what is there: the record may have landed although the answer says no, or none.
+
+        A failed condition may be this very record's doing, too: whoever sent it twice (a layer
+        below, an earlier call) gets the answer to the second.
+        """
+        if await self._is_there(key, data):
+            return
+        if isinstance(exc, ConditionFailedError):
+            msg = f"{key!r} was there and is not: nothing is known"
+            raise TransientStoreError(msg, subject=key) from exc
+        raise exc
+
+    async def _is_there(self, key: str, data: bytes) -> bool:
+        """Whether *data* is there; ExistsError if something else is."""
+        try:
+            there = await self._session.body(Key=key, limit=len(data) + 1)
+            is_same = there.data == data
+        except MissingError:
+            return False
+        except IntegrityError:
+            is_same = False
+        if not is_same:
+            msg = f"other bytes are already stored under {key!r}"
+            raise ExistsError(msg, subject=key)
+        return True
+
+    async def _get(self, key: str, limit: int) -> bytes:
+        body = await self._session.policy.run(
+            partial(self._session.body, Key=key, limit=limit), f"get {key}"
+        )
+        return body.data
+
+    async def _children(self, start: str) -> list[str]:
+        names: set[str] = set()
+        pages = self._session.pages("list_objects_v2", Prefix=start, Delimiter="/")
+        async for page in pages:
+            found = [item["Prefix"] for item in page.get("CommonPrefixes", ())]
+            found += [item["Key"] for item in page.get("Contents", ())]
+            names.update(key[len(start) :].rstrip("/") for key in found)
+        return sorted(name for name in names if name and not name.startswith(TEMP_PREFIX))

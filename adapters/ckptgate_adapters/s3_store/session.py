@@ -1,0 +1,328 @@
+"""One client of the service: s3fs's session and configuration, its own calls, our errors.
+
+`S3FileSystem` finds credentials, region and endpoint and makes the client; every request is then
+made on the client itself, as s3fs's own calls retry conditional writes and drop what they don't
+know of a request. All of it lives on one loop, on a thread of its own, made at the first call and
+made anew in a forked child. `run` may be called from any other thread; the coroutines of this class
+run on the loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, TypeAlias, TypeVar, cast
+
+import botocore.handlers
+import s3fs
+
+from ckptgate.errors import IntegrityError, TransientStoreError
+from ckptgate_adapters.s3_store.failures import translated
+from ckptgate_adapters.s3_store.location import S3Location, S3Options
+from ckptgate_adapters.s3_store.loop import LoopThread
+from ckptgate_adapters.s3_store.retry import RetryPolicy
+
+__all__ = ["Answer", "Body", "Progress", "Session"]
+
+Answer: TypeAlias = Mapping[str, Any]
+"""What the service answers, as the client gives it."""
+
+_T = TypeVar("_T")
+_DEADLINE_S: Final = 900.0
+"""The longest that a request without a body is waited for: Complete and copies take minutes."""
+_EXPECT: Final[Any] = cast("Any", botocore.handlers).add_expect_header
+_CONTROL_CONNECTIONS: Final = 4
+_NEXT: Final[Mapping[str, Mapping[str, str]]] = {
+    "list_objects_v2": {"NextContinuationToken": "ContinuationToken"},
+    "list_multipart_uploads": {
+        "NextKeyMarker": "KeyMarker",
+        "NextUploadIdMarker": "UploadIdMarker",
+    },
+    "list_parts": {"NextPartNumberMarker": "PartNumberMarker"},
+}
+"""How each listing goes on: what its answer says, and how the next request says it."""
+
+
+class Progress(io.BytesIO):
+    """A request's body that tells when it is read: a request that moves isn't stalled."""
+
+    def __init__(self, data: bytes | bytearray | memoryview = b"") -> None:
+        super().__init__(data)
+        self.on_read: Callable[[], None] = _nothing
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """As of any file."""
+        self.on_read()
+        return super().read(size)
+
+
+def _nothing() -> None:
+    return
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Body:
+    """A whole answer to a GET.
+
+    Attributes:
+        answer: the headers.
+        data: the bytes.
+    """
+
+    answer: Answer
+    data: bytes
+
+
+@dataclass(slots=True)
+class _Connected:
+    """What belongs to one loop."""
+
+    thread: LoopThread
+    gate: asyncio.Semaphore
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    fs: Any = None
+    client: Any = None
+
+
+class Session:
+    """The connection of one store object.
+
+    Args:
+        location: where the store is.
+        options: how it is spoken to.
+        policy: of retries; None makes it from the options.
+    """
+
+    def __init__(
+        self, location: S3Location, options: S3Options, *, policy: RetryPolicy | None = None
+    ) -> None:
+        self.location = location
+        self.options = options
+        self.policy = policy or RetryPolicy(
+            tries_max=options.tries_max, first_s=options.retry_first_s, max_s=options.retry_max_s
+        )
+        self._lock = threading.Lock()
+        self._connected: _Connected | None = None
+        self._is_closed = False
+        _sessions.add(self)
+
+    def __repr__(self) -> str:
+        return f"<Session {self.location.url}>"
+
+    def run(self, coro: Coroutine[Any, Any, _T]) -> _T:
+        """Do *coro* on the loop and wait for it; any thread but the loop's."""
+        try:
+            connected = self._here()
+        except BaseException:
+            coro.close()
+            raise
+        return connected.thread.run(coro)
+
+    def close(self) -> None:
+        """Cancel what runs and close all connections; nothing can be called afterwards."""
+        with self._lock:
+            self._is_closed = True
+            connected, self._connected = self._connected, None
+        if connected is not None:
+            connected.thread.stop()
+
+    def key(self, path: str) -> str:
+        """The object's key for *path* below the store's root."""
+        return self.location.key(path)
+
+    # On the loop
+
+    async def call(self, operation: str, **params: Any) -> Answer:
+        """Make one request, once.
+
+        Args:
+            operation: the client's method.
+            params: its arguments; `Bucket` is added.
+
+        Raises:
+            CkptError: the contract's, or one of those of `failures`.
+        """
+        connected = self._here()
+        with translated(operation, self._subject(params)):
+            client = await self._client(connected)
+            async with connected.gate:
+                return await _ask(client, operation, self._with_bucket(params), self._patience)
+
+    async def retried(self, operation: str, **params: Any) -> Answer:
+        """`call`, again after errors that may pass: for what may be done twice."""
+        return await self.policy.run(partial(self.call, operation, **params), operation)
+
+    async def body(self, *, limit: int, **params: Any) -> Body:
+        """`get_object` with all its bytes, once.
+
+        Raises:
+            IntegrityError: more than *limit* bytes.
+        """
+        pieces = io.BytesIO()
+        answer = await self.stream(pieces.write, limit=limit, **params)
+        return Body(answer=answer, data=pieces.getvalue())
+
+    async def stream(self, take: Callable[[bytes], object], *, limit: int, **params: Any) -> Answer:
+        """`get_object`, once, its bytes given to *take* as they come.
+
+        Raises:
+            IntegrityError: more than *limit* bytes, of which *take* got none too many.
+            TransientStoreError: the answer broke off; *take* may have had a part.
+        """
+        connected = self._here()
+        subject = self._subject(params)
+        with translated("get_object", subject):
+            client = await self._client(connected)
+            async with connected.gate:
+                params = self._with_bucket(params)
+                answer = await _ask(client, "get_object", params, self._patience)
+                body = answer["Body"]
+                try:
+                    done = 0
+                    async for piece in body.raw_stream.content.iter_any():
+                        done += len(piece)
+                        if done > limit:
+                            msg = f"{subject!r} is larger than {limit} bytes"
+                            raise IntegrityError(msg, subject=subject)
+                        take(piece)
+                finally:
+                    body.close()
+        wanted = answer.get("ContentLength")
+        if wanted is not None and done != wanted:
+            msg = f"{subject!r} broke off after {done} of {wanted} bytes"
+            raise TransientStoreError(msg, subject=subject)
+        return answer
+
+    async def pages(self, operation: str, **params: Any) -> AsyncIterator[Answer]:
+        """All pages of a listing, each asked for again after errors that may pass."""
+        following = _NEXT[operation]
+        while True:
+            page = await self.retried(operation, **params)
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            marks = {mark: page.get(name) for name, mark in following.items()}
+            if not any(marks.values()) or marks.items() <= params.items():
+                subject = self._subject(params)
+                msg = f"the listing of {subject!r} doesn't say how it goes on"
+                raise TransientStoreError(msg, subject=subject)
+            params.update({mark: value for mark, value in marks.items() if value})
+
+    @property
+    def _patience(self) -> float:
+        return self.options.stall_s
+
+    def _subject(self, params: Mapping[str, Any]) -> str:
+        key = params.get("Key") or params.get("Prefix")
+        return key if isinstance(key, str) else self.location.url
+
+    def _with_bucket(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        return {"Bucket": self.location.bucket, **params}
+
+    def _here(self) -> _Connected:
+        connected = self._connected
+        if connected is not None:
+            return connected
+        with self._lock:
+            if self._is_closed:
+                raise TransientStoreError("the store is closed", subject=self.location.url)
+            if self._connected is None:
+                holder: list[_Connected] = []
+                thread = LoopThread("s3-store", partial(_disconnect, holder))
+                gate = asyncio.Semaphore(self.options.max_parallel)
+                self._connected = _Connected(thread, gate)
+                holder.append(self._connected)
+            return self._connected
+
+    async def _client(self, connected: _Connected) -> Any:
+        if connected.client is None:
+            async with connected.lock:
+                if connected.client is None:
+                    connected.fs = _file_system(self.options)
+                    await connected.fs.set_session()
+                    client = await connected.fs.get_s3()
+                    # With it, each part would wait for a round trip before its first byte.
+                    client.meta.events.unregister("before-call.s3", _EXPECT)
+                    connected.client = client
+        return connected.client
+
+    def forked(self) -> None:
+        """For the child of a fork, which has but the thread that forked: begin anew."""
+        self._lock = threading.Lock()
+        connected, self._connected = self._connected, None
+        if connected is not None:
+            connected.thread.abandon()
+
+
+async def _ask(client: Any, operation: str, params: dict[str, Any], stall_s: float) -> Answer:
+    """One request; one with a body must move, or be answered, at least every *stall_s*."""
+    method: Callable[..., Coroutine[Any, Any, Answer]] = getattr(client, operation)
+    body = params.get("Body")
+    if not isinstance(body, Progress):
+        async with asyncio.timeout(_DEADLINE_S):
+            return await method(**params)
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(stall_s) as patience:
+        body.on_read = lambda: patience.reschedule(loop.time() + stall_s)
+        try:
+            return await method(**params)
+        finally:
+            body.on_read = _nothing
+
+
+def _file_system(options: S3Options) -> Any:
+    config: dict[str, Any] = {
+        # Retries are ours: each layer below that has its own would make a lost reply a false one.
+        "retries": {"total_max_attempts": 1, "mode": "standard"},
+        "connect_timeout": options.connect_timeout_s,
+        "read_timeout": options.stall_s,
+        "max_pool_connections": options.max_parallel + _CONTROL_CONNECTIONS,
+        # Checksums are ours, too: CRC64NVME of all bytes, which also guards an unsigned payload.
+        "request_checksum_calculation": "when_required",
+        "response_checksum_validation": "when_required",
+        "s3": {
+            "payload_signing_enabled": False,
+            "addressing_style": "path" if options.path_style else "auto",
+        },
+    }
+    client: dict[str, Any] = {}
+    if options.region:
+        client["region_name"] = options.region
+    if options.ca_bundle:
+        client["verify"] = options.ca_bundle
+    more = {"profile": options.profile} if options.profile else {}
+    return cast("Any", s3fs).S3FileSystem(
+        anon=options.anon,
+        endpoint_url=options.endpoint_url or None,
+        client_kwargs=client,
+        config_kwargs=config,
+        asynchronous=True,
+        skip_instance_cache=True,
+        use_listings_cache=False,
+        **more,
+    )
+
+
+async def _disconnect(holder: list[_Connected]) -> None:
+    """Close the client; it was made by the file system, which has no call for that."""
+    for connected in holder:
+        if connected.client is not None:
+            client, connected.client = connected.client, None
+            await client.__aexit__(None, None, None)
+
+
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for session in list(_sessions):
+        session.forked()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
