@@ -6,12 +6,12 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from tests.s3.servers import Bucket
 
 from ckptgate.errors import ExistsError, IntegrityError, MissingError
 from ckptgate_adapters.s3_store.location import S3Options, parse_s3_url
 from ckptgate_adapters.s3_store.records import S3Records
 from ckptgate_adapters.s3_store.session import Session
-from tests.s3.servers import Bucket
 
 
 @pytest.fixture

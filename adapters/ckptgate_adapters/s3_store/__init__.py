@@ -5,4 +5,7 @@ Protocol adapter only: it translates calls, bytes and errors. `session` is the c
 `ports.store.Store` are built on these.
 """
 
-from __future__ import annotations
+from ckptgate_adapters.s3_store.location import S3Location, S3Options, parse_s3_url
+from ckptgate_adapters.s3_store.store import S3Store
+
+__all__ = ["S3Location", "S3Options", "S3Store", "parse_s3_url"]

@@ -1,0 +1,41 @@
+"""`S3Store`: the whole of `ports.store.Store` on a bucket.
+
+Each part of the contract has its own module; this one puts them together on one connection. Any
+thread, any number of processes and machines on the same prefix.
+"""
+
+from __future__ import annotations
+
+from ckptgate_adapters.s3_store.location import S3Options, parse_s3_url
+from ckptgate_adapters.s3_store.records import S3Records
+from ckptgate_adapters.s3_store.session import Session
+
+__all__ = ["S3Store"]
+
+
+class S3Store(S3Records):
+    """A store below *url*.
+
+    Nothing is asked of the service until the first call; `probe` proves that the bucket can be a
+    store.
+
+    Args:
+        url: `s3://bucket/prefix`.
+        options: how the service is spoken to.
+
+    Raises:
+        ConfigError: not such a URL.
+    """
+
+    def __init__(self, url: str, options: S3Options | None = None) -> None:
+        self.session = Session(parse_s3_url(url), options or S3Options())
+        super().__init__(self.session)
+
+    @property
+    def url(self) -> str:
+        """`s3://bucket/prefix`."""
+        return self.session.location.url
+
+    def close(self) -> None:
+        """Close the connections; nothing can be called afterwards."""
+        self.session.close()
