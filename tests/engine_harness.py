@@ -136,6 +136,7 @@ class StagedNode:
         self.logs = parts.logs
         self.membership = parts.membership
         self.publisher = parts.publisher(self.forgotten, cluster.settings)
+        self._parts = parts
 
     def step(self) -> bool:
         return self.publisher.step()
@@ -143,6 +144,18 @@ class StagedNode:
     def close(self) -> None:
         self.publisher.close()
         self.raw.close()
+
+    # Reading, as a mount would do it
+
+    def fetched(self, name: str, *, run: str = RUN) -> list[int]:
+        """Ids of the files of a committed checkpoint, all of whose bytes are here now."""
+        catalog = self._parts.catalog(self.forgotten)
+        row = catalog.materialise(run, self.directory(run), name)
+        catalog.fill(row.id)
+        files = [file for _, _, file in self.raw.files_of_attempt(row.id)]
+        for file in files:
+            catalog.fetch(file.file, 0, file.size)
+        return [file.file for file in files]
 
     # Staging, as a mount would do it
 

@@ -12,6 +12,8 @@ from tests.sim.scheduler import Process, Scheduler, TaskLock
 
 from ckptgate.engine import (
     catalog,
+    chunks,
+    claims,
     events,
     fetch,
     intents,
@@ -136,8 +138,8 @@ def simulated_threads(scheduler: Scheduler) -> Generator[None]:
         Thread=SimThread,
     )
     locking = [
-        catalog, closing, context, events, fetch, intents, membership, openfiles, reclaimer, rolls,
-        runlog,
+        catalog, chunks, claims, closing, context, events, fetch, intents, membership, openfiles,
+        reclaimer, rolls, runlog,
     ]  # fmt: skip
     replaced: list[tuple[Any, str, Any]] = [(module, "threading", shim) for module in locking]
     replaced += [(staging, "Jobs", SimJobs), (uploads, "Jobs", SimJobs)]

@@ -17,6 +17,7 @@ from ckptgate.model.states import FileState, advance_file
 from ckptgate.ports.spool import FileRow, LocalBytes, NodeRow
 from ckptgate_adapters.sqlite_spool.connection import Database
 from ckptgate_adapters.sqlite_spool.durability import Durability
+from ckptgate_adapters.sqlite_spool.last_use import set_last_use
 from ckptgate_adapters.sqlite_spool.numbers import Numbers
 from ckptgate_adapters.sqlite_spool.removal import Removal, remove
 from ckptgate_adapters.sqlite_spool.rows import FILES, NODES
@@ -174,6 +175,15 @@ class FilePart:
 
     def data_path(self, file: int) -> str:
         return f"{self._data}/{file % DATA_FANOUT:02x}/{file}"
+
+    def note_use(self, fd: int, at_ns: int) -> None:
+        set_last_use(fd, at_ns)
+
+    def last_use_ns(self, file: int) -> int:
+        try:
+            return os.stat(self.data_path(file), follow_symlinks=False).st_atime_ns
+        except FileNotFoundError:
+            return 0
 
     def finish_removals(self) -> None:
         """Return when the bytes of all dropped files are gone, or can't be removed."""

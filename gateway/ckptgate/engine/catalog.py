@@ -255,6 +255,10 @@ class StoreCatalog:
         """See `Fetcher.fetch`."""
         self._fetcher.fetch(file, offset, length)
 
+    def read_ahead(self, file: int, offset: int, length: int) -> None:
+        """See `Fetcher.read_ahead`."""
+        self._fetcher.read_ahead(file, offset, length)
+
     def is_fetched(self, file: int, offset: int, length: int) -> bool:
         """See `Fetcher.is_fetched`."""
         return self._fetcher.is_fetched(file, offset, length)

@@ -2,7 +2,8 @@
 
 It owns the rule which local copies may be given up: of files that the store has, verified, that
 nobody has open, and that only committed and published checkpoints name. What is undecided and what
-was given up (it is evidence) stays, however short the room.
+was given up (it is evidence) stays, however short the room. Replaced ones go first, as nobody finds
+them any more; of the others the one that was not used for longest.
 
 Thread rule: `step` belongs to the publisher's one thread.
 """
@@ -131,23 +132,33 @@ class Evictor:
             detail = f"{used} of {own.total} bytes (room.spool_max): new files are taken again"
             self._events.record("spool-room", self._spool.path, detail)
 
-    def _candidates(self) -> Iterator[FileRow]:
+    def _candidates(self) -> Iterator[int]:
         """Files whose local copy may go, the first to go first."""
         unreadable: set[str] = set()
         for state in _DECIDED:
+            used: list[tuple[int, int]] = []
             for row in self._spool.attempts(states=(state,)):
-                if row.run in unreadable:
-                    continue
-                try:
-                    is_published = self._is_published(row)
-                except CkptError as exc:
-                    # One run's log, or the store: the others' copies can still go.
-                    unreadable.add(row.run)
-                    _log.warning("not-evicted run=%s error=%s", row.run, exc)
-                    continue
-                if is_published:
-                    stored = self._spool.files_of_attempt(row.id, states=(FileState.STORED,))
-                    yield from (file for _, _, file in stored if _is_copy(file))
+                used += [
+                    (self._spool.last_use_ns(file), file)
+                    for file in self._copies_of(row, unreadable)
+                ]
+            yield from (file for _, file in sorted(used))
+
+    def _copies_of(self, row: AttemptRow, unreadable: set[str]) -> list[int]:
+        """Files of an attempt that may go; runs whose log can't be read get into *unreadable*."""
+        if row.run in unreadable:
+            return []
+        try:
+            is_published = self._is_published(row)
+        except CkptError as exc:
+            # One run's log, or the store: the others' copies can still go.
+            unreadable.add(row.run)
+            _log.warning("not-evicted run=%s error=%s", row.run, exc)
+            return []
+        if not is_published:
+            return []
+        stored = self._spool.files_of_attempt(row.id, states=(FileState.STORED,))
+        return [file.file for _, _, file in stored if _is_copy(file)]
 
     def _is_published(self, row: AttemptRow) -> bool:
         if not self._is_known_published(row):
@@ -159,10 +170,10 @@ class Evictor:
         view = self._logs.get(row.run).look(lambda state: state.attempts.get(row.attempt))
         return row.state in _DECIDED and view is not None and view.is_published
 
-    def _drop(self, seen: FileRow) -> int:
+    def _drop(self, file: int) -> int:
         """Give up a local copy; the bytes that this frees, 0 if it has to stay."""
         with self._spool.transaction():
-            row = self._spool.file(seen.file)
+            row = self._spool.file(file)
             if row is None or not _is_copy(row) or self._spool.handles(file=row.file):
                 return 0
             for node in self._spool.nodes_of_file(row.file):

@@ -5,7 +5,8 @@ BLAKE3 was compared with the manifest's and the spool file was written to disk. 
 was changed or deleted counts as not being here, and is let go: what is fetched goes into a new
 file, never into one that readers have open or that the store shares.
 
-Thread rule: any thread. Threads that want chunks of one file do the work once, one after the other.
+Thread rule: any thread. A chunk that several threads want is fetched by one of them; the others
+wait, and try it themselves if that one failed.
 """
 
 from __future__ import annotations
@@ -15,54 +16,53 @@ import errno
 import logging
 import os
 import threading
-from collections import OrderedDict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Sequence
 from typing import Final
 
 import blake3
 
+from ckptgate.engine.chunks import Chunk, ChunkDigests, chunk_of, chunk_range
+from ckptgate.engine.claims import Claims
 from ckptgate.engine.events import Events
-from ckptgate.engine.manifests import DIGEST_BYTES, load_chunks, load_manifest
+from ckptgate.engine.ranges import Ranges
+from ckptgate.engine.readahead import ReadAhead
 from ckptgate.errors import FullError, IntegrityError, MissingError
-from ckptgate.model.documents import ChunkRef, digest_of
+from ckptgate.model.documents import digest_of
 from ckptgate.model.ids import CHUNK_BYTES, chunk_count
-from ckptgate.model.layout import full_key
 from ckptgate.model.states import AttemptState, FileState
-from ckptgate.ports.spool import AttemptRow, FileRow, LocalBytes, NodeRow, Spool
+from ckptgate.ports.spool import FileRow, LocalBytes, NodeRow, Spool
 from ckptgate.ports.store import Store
 
 __all__ = ["Fetcher", "drop_copy"]
 
 _log = logging.getLogger(__name__)
 
-PIECE_BYTES: Final = 4 * 1024 * 1024
-"""Read at a time, so that many readers need little memory."""
 LOCKS_COUNT: Final = 64
-MANIFESTS_KEPT: Final = 4
+CHUNKS_AT_ONCE: Final = 8
+"""By one thread, before others get to fetch of the same file."""
 _FROZEN: Final = frozenset({AttemptState.COMMITTED, AttemptState.REPLACED})
 
 
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    """One chunk of a file: where it lies and what it must be."""
+class _StoreFailed(Exception):  # noqa: N818 - it carries the error, which is then raised itself
+    """The store's bytes are not what they must be, or are missing."""
 
-    index: int
-    offset: int
-    length: int
-    digest: bytes
+    def __init__(self, row: FileRow, cause: OSError) -> None:
+        super().__init__(str(cause))
+        self.row = row
+        self.cause = cause
 
 
 class Fetcher:
     """Has verified bytes in spool files. Any thread."""
 
     def __init__(self, *, store: Store, spool: Spool, events: Events) -> None:
-        self._store = store
         self._spool = spool
         self._events = events
+        self._ranges = Ranges(store)
+        self._digests = ChunkDigests(store, spool)
+        self._claims = Claims()
         self._locks = [threading.Lock() for _ in range(LOCKS_COUNT)]
-        self._refs_lock = threading.Lock()
-        self._refs: OrderedDict[tuple[str, str], dict[str, ChunkRef]] = OrderedDict()
+        self._ahead = ReadAhead(self._fetch_ahead)
 
     def is_fetched(self, file: int, offset: int, length: int) -> bool:
         """Whether `fetch` has nothing to do; never blocks on the store.
@@ -75,7 +75,7 @@ class Fetcher:
             return not self._was_changed(row)
         if row.size == 0 or not row.have or not os.path.exists(self._spool.data_path(file)):
             return False
-        return all(row.have[index] for index in _chunk_range(row.size, offset, length))
+        return all(row.have[index] for index in chunk_range(row.size, offset, length))
 
     def is_local(self, file: int) -> bool:
         """Whether all bytes are here, as they were verified; never blocks on the store.
@@ -103,25 +103,53 @@ class Fetcher:
             TransientStoreError: the store did not answer.
             MissingError: there is no such file.
         """
+        try:
+            while not self.is_fetched(file, offset, length):
+                row = self._ready(file)
+                missing = _missing(row, chunk_range(row.size, offset, length))
+                if missing:
+                    self._fetch_once(row, missing[:CHUNKS_AT_ONCE])
+                elif row.local is not LocalBytes.FULL:
+                    # Nothing lies there; the file itself must.
+                    self._make(row)
+                    return
+        except _StoreFailed as failed:
+            raise self._told(failed.row, failed.cause) from failed.cause
+
+    def read_ahead(self, file: int, offset: int, length: int) -> None:
+        """Somebody reads this range: have what follows on its way where that is worth it.
+
+        Never blocks and never fails: what can't be had is met by who reads it.
+        """
+        row = self._spool.file(file)
+        if row is not None and row.local is not LocalBytes.FULL:
+            self._ahead.note(file, row.size, offset, length)
+
+    def _fetch_ahead(self, file: int, index: int) -> None:
+        """Fetch one chunk that nobody has asked for, unless it is here or on its way.
+
+        Raises:
+            OSError: it can't be had.
+        """
+        if self.is_fetched(file, index * CHUNK_BYTES, 1):
+            return
+        try:
+            self._fetch_once(self._ready(file), [index], is_waiting=False)
+        except _StoreFailed as failed:
+            raise failed.cause from None
+
+    def _ready(self, file: int) -> FileRow:
+        """The row of a file that can be fetched, with its chunk digests.
+
+        Raises:
+            IntegrityError: the store has no bytes of it, or its digests are damaged.
+        """
         with self._locks[file % LOCKS_COUNT]:
-            if self.is_fetched(file, offset, length):
-                return
             row = self._reset_if_gone(self._file(file))
             if not row.key:
                 msg = f"file {file} has no bytes here and none in the store"
                 raise IntegrityError(msg, subject=str(file))
-            row = self._with_chunks(row)
-            path = self._spool.data_path(file)
-            try:
-                while not self._fetch_chunks(row, path, _chunk_range(row.size, offset, length)):
-                    row = self._reset_if_gone(self._file(file))
-            except OSError as exc:
-                if isinstance(exc, IntegrityError | MissingError):
-                    raise self._failed(row, exc) from exc
-                if exc.errno in {errno.ENOSPC, errno.EDQUOT} and not isinstance(exc, FullError):
-                    msg = f"no space in the spool for file {file}"
-                    raise FullError(msg, subject=path) from exc
-                raise
+            return self._digests.known(row)
 
     def _file(self, file: int) -> FileRow:
         row = self._spool.file(file)
@@ -158,7 +186,8 @@ class Fetcher:
     def _reset_if_gone(self, row: FileRow) -> FileRow:
         """Forget what was here if the local copy was changed or deleted."""
         if row.local is LocalBytes.FULL:
-            return self._let_go(row)
+            # Another thread may have fetched the last of it meanwhile.
+            return self._let_go(row) if self._was_changed(row) else row
         if row.local is LocalBytes.NONE or os.path.exists(self._spool.data_path(row.file)):
             return row
         return self._let_go(row)
@@ -172,89 +201,97 @@ class Fetcher:
             _log.warning("local-copy-changed file=%d key=%s", row.file, row.key)
             return drop_copy(self._spool, row)
 
-    # Chunk digests
-
-    def _with_chunks(self, row: FileRow) -> FileRow:
-        """The row with its chunk digests, read from their table if they were not yet."""
-        if len(row.chunks) == chunk_count(row.size) * DIGEST_BYTES:
-            return row
-        if row.size <= CHUNK_BYTES:
-            return self._spool.update_file(row.file, chunks=bytes.fromhex(row.digest))
-        for node in self._spool.nodes_of_file(row.file):
-            attempt = self._spool.attempt(node.attempt) if node.attempt is not None else None
-            if attempt is None or not attempt.manifest:
-                continue
-            ref = self._refs_of(attempt).get(row.key)
-            if ref is not None:
-                chunks = load_chunks(self._store, attempt.run, ref, row.size)
-                return self._spool.update_file(row.file, chunks=chunks)
-        msg = f"no manifest names the chunk digests of file {row.file} ({row.key})"
-        raise IntegrityError(msg, subject=row.key)
-
-    def _refs_of(self, attempt: AttemptRow) -> dict[str, ChunkRef]:
-        """Key -> where its chunk digests are, of a committed attempt's large files."""
-        wanted = (attempt.run, attempt.manifest)
-        with self._refs_lock:
-            known = self._refs.get(wanted)
-        if known is not None:
-            return known
-        manifest = load_manifest(self._store, attempt.run, attempt.attempt, attempt.manifest)
-        refs = {
-            full_key(attempt.run, entry.key): entry.chunks
-            for entry in manifest.entries
-            if entry.chunks is not None
-        }
-        with self._refs_lock:
-            self._refs[wanted] = refs
-            while len(self._refs) > MANIFESTS_KEPT:
-                self._refs.popitem(last=False)
-        return refs
-
     # Bytes
 
-    def _fetch_chunks(self, row: FileRow, path: str, wanted: range) -> bool:
-        """Have these chunks in the spool file; False if the copy was given up meanwhile."""
-        fd = _open_own(path, is_begun=bool(row.have))
-        try:
-            if os.fstat(fd).st_size != row.size:
-                os.ftruncate(fd, row.size)
+    def _make(self, row: FileRow) -> None:
+        """Have the spool file in its size; an empty one is whole then."""
+        with self._opened(row) as fd:
             if row.size == 0:
                 self._finish_empty(row, fd)
-            for index in wanted:
-                if not (row.have and row.have[index]):
-                    self._fetch_chunk(row, fd, _chunk(row, index))
-                    marked = self._mark(row.file, fd, index)
-                    if marked is None:
-                        return False
-                    row = marked
-            return True
-        finally:
-            os.close(fd)
 
-    def _fetch_chunk(self, row: FileRow, fd: int, chunk: _Chunk) -> None:
-        """Read, write and digest one chunk; it counts only once the caller marks it."""
+    @contextlib.contextmanager
+    def _opened(self, row: FileRow) -> Generator[int]:
+        """The spool file, to be written, in its size."""
+        path = self._spool.data_path(row.file)
+        try:
+            with self._locks[row.file % LOCKS_COUNT]:
+                fd = _open_own(path, is_begun=bool(self._file(row.file).have))
+            try:
+                if os.fstat(fd).st_size != row.size:
+                    os.ftruncate(fd, row.size)
+                yield fd
+            finally:
+                os.close(fd)
+        except OSError as exc:
+            if exc.errno in {errno.ENOSPC, errno.EDQUOT} and not isinstance(exc, FullError):
+                msg = f"no space in the spool for file {row.file}"
+                raise FullError(msg, subject=path) from exc
+            raise
+
+    def _fetch_once(self, row: FileRow, wanted: Sequence[int], *, is_waiting: bool = True) -> None:
+        """Have some of these chunks here: those that nobody else is at, or what others fetch."""
+        mine = self._claims.take(row.file, wanted)
+        if not mine and is_waiting:
+            self._claims.wait(row.file, wanted[0])
+        left = list(mine)
+        try:
+            # What another thread finished before this one took it isn't written again.
+            row = self._file(row.file)
+            missing = _missing(row, mine)
+            if missing:
+                self._fetch_chunks(row, missing, left)
+        finally:
+            self._claims.give_back(row.file, left)
+
+    def _fetch_chunks(self, row: FileRow, mine: Sequence[int], left: list[int]) -> None:
+        """Have these chunks in the spool file; each that is gets out of *left*, for others to see.
+
+        Where the copy is given up meanwhile it ends, and the caller begins anew.
+        """
+        chunks = [chunk_of(row, index) for index in mine]
+        with (
+            self._opened(row) as fd,
+            contextlib.closing(self._read(row, fd, chunks)) as pieces,
+        ):
+            for chunk in chunks:
+                self._check(row, chunk, pieces)
+                # Before the mark, or a power loss could leave a mark without the bytes.
+                os.fdatasync(fd)
+                if self._mark(row.file, fd, chunk.index) is None:
+                    return
+                left.remove(chunk.index)
+                self._claims.give_back(row.file, [chunk.index])
+
+    def _read(self, row: FileRow, fd: int, chunks: Sequence[Chunk]) -> Generator[bytes]:
+        """The chunks' bytes in their order, each piece written to the spool file before."""
+        spans = [(chunk.offset, chunk.length) for chunk in chunks]
+
+        def keep(offset: int, data: bytes) -> None:
+            _write_all(fd, data, offset)
+
+        return self._ranges.read(row.key, spans, keep)
+
+    def _check(self, row: FileRow, chunk: Chunk, pieces: Generator[bytes]) -> None:
+        """Take one chunk's pieces and compare their digest; it counts only once it is marked.
+
+        Raises:
+            _StoreFailed: it isn't what it must be.
+        """
         hasher = blake3.blake3()
         done = 0
-        while done < chunk.length:
-            size = min(PIECE_BYTES, chunk.length - done)
-            piece = self._store.read(row.key, chunk.offset + done, size)
-            if len(piece) != size:
+        try:
+            while done < chunk.length:
+                piece = next(pieces)
+                hasher.update(piece)
+                done += len(piece)
+            if hasher.digest() != chunk.digest:
                 msg = (
-                    f"{row.key} ends at {chunk.offset + done + len(piece)} bytes, "
-                    f"it must have {row.size} (chunk {chunk.index})"
+                    f"chunk {chunk.index} of {row.key} has digest {hasher.hexdigest()}, "
+                    f"the manifest says {chunk.digest.hex()}"
                 )
                 raise IntegrityError(msg, subject=row.key)
-            hasher.update(piece)
-            _write_all(fd, piece, chunk.offset + done)
-            done += size
-        if hasher.digest() != chunk.digest:
-            msg = (
-                f"chunk {chunk.index} of {row.key} has digest {hasher.hexdigest()}, "
-                f"the manifest says {chunk.digest.hex()}"
-            )
-            raise IntegrityError(msg, subject=row.key)
-        # Before the mark, or a power loss could leave a mark without the bytes.
-        os.fdatasync(fd)
+        except (IntegrityError, MissingError) as exc:
+            raise _StoreFailed(row, exc) from exc
 
     def _mark(self, file: int, fd: int, index: int) -> FileRow | None:
         """Record that the chunk is here and verified; with the last one the file is whole.
@@ -286,11 +323,11 @@ class Fetcher:
     def _finish_empty(self, row: FileRow, fd: int) -> None:
         if digest_of(b"") != row.digest:
             msg = f"{row.key} is said to be empty, but not by its digest {row.digest}"
-            raise IntegrityError(msg, subject=row.key)
+            raise _StoreFailed(row, IntegrityError(msg, subject=row.key))
         with self._spool.transaction():
             self._finish(row.file, fd)
 
-    def _failed(self, row: FileRow, cause: OSError) -> IntegrityError:
+    def _told(self, row: FileRow, cause: OSError) -> IntegrityError:
         """Record the incident; the error to raise."""
         place = self._place(row.file)
         msg = f"{place}: {cause}"
@@ -344,21 +381,11 @@ def _is_named(fd: int, path: str) -> bool:
         return False
 
 
-def _chunk_range(size: int, offset: int, length: int) -> range:
-    """Indices of the chunks that these bytes touch."""
-    end = min(size, offset + length)
-    return range(offset // CHUNK_BYTES, chunk_count(end)) if end > offset else range(0)
-
-
-def _chunk(row: FileRow, index: int) -> _Chunk:
-    offset = index * CHUNK_BYTES
-    start = index * DIGEST_BYTES
-    return _Chunk(
-        index=index,
-        offset=offset,
-        length=min(CHUNK_BYTES, row.size - offset),
-        digest=row.chunks[start : start + DIGEST_BYTES],
-    )
+def _missing(row: FileRow, wanted: Iterable[int]) -> list[int]:
+    """Those of the chunks that aren't here."""
+    if row.local is LocalBytes.FULL:
+        return []
+    return [index for index in wanted if not (row.have and row.have[index])]
 
 
 def _write_all(fd: int, data: bytes, offset: int) -> None:

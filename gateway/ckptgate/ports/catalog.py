@@ -105,6 +105,13 @@ class Catalog(Protocol):
         """Whether `fetch` has nothing to do; never blocks on the store."""
         ...
 
+    def read_ahead(self, file: int, offset: int, length: int) -> None:
+        """Somebody reads this range of a file that isn't whole here: have what follows on its way.
+
+        Never blocks and never fails.
+        """
+        ...
+
     def is_local(self, file: int) -> bool:
         """Whether all bytes are in the spool file, unchanged since they were verified.
 

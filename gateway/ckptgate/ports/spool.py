@@ -289,6 +289,14 @@ class Files(Protocol):
         """Path of its spool file (parent directories exist)."""
         ...
 
+    def note_use(self, fd: int, at_ns: int) -> None:
+        """The spool file open as *fd*, which nobody writes, is read from now on."""
+        ...
+
+    def last_use_ns(self, file: int) -> int:
+        """When its spool file was last read, fetched or made, as far as is known; 0: not here."""
+        ...
+
 
 class Attempts(Protocol):
     """Attempts, ranks, what other members did."""

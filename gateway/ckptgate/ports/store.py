@@ -20,6 +20,7 @@ from ckptgate.model.reclaim import Part
 __all__ = [
     "DataObjects",
     "DigestedFile",
+    "ObjectReader",
     "PlainEntry",
     "PlainKind",
     "PlainTree",
@@ -120,7 +121,19 @@ class Records(Protocol):
         ...
 
 
-class DataObjects(Protocol):
+class ObjectReader(Protocol):
+    """Reads the checkpoints' bytes."""
+
+    def read(self, key: str, offset: int, length: int) -> bytes:
+        """Up to *length* bytes at *offset* (short only at the end).
+
+        Raises:
+            MissingError, TransientStoreError.
+        """
+        ...
+
+
+class DataObjects(ObjectReader, Protocol):
     """The checkpoints' bytes."""
 
     def put(self, key: str, source: DigestedFile) -> None:
@@ -151,14 +164,6 @@ class DataObjects(Protocol):
 
         Durable and proved on return are those that are not in the result. Many small files cost
         less together; `put_each` does for a store where they don't.
-        """
-        ...
-
-    def read(self, key: str, offset: int, length: int) -> bytes:
-        """Up to *length* bytes at *offset* (short only at the end).
-
-        Raises:
-            MissingError, TransientStoreError.
         """
         ...
 

@@ -185,6 +185,8 @@ def _open_to_read(ctx: Context, node: NodeRow) -> Opened:
         raise stale(f"node {node.ino}", msg)
     fd, is_complete = _read_descriptor(ctx, node, file)
     try:
+        if is_decided(ctx, node) and not file.is_linked:
+            ctx.spool.note_use(fd, ctx.clock.now_ns())
         with ctx.change():
             if is_complete and node.size and file_of(ctx, node).local is not file.local:
                 # Given up to make room: its bytes may not be passed through beside fetched ones.
@@ -303,6 +305,7 @@ def ensure(ctx: Context, caller: Caller, fh: int, offset: int, length: int) -> N
     if not ctx.catalog.is_fetched(handle.file, offset, length):
         ctx.need_block(caller)
         ctx.catalog.fetch(handle.file, offset, length)
+    ctx.catalog.read_ahead(handle.file, offset, length)
     # A spool file that was changed or deleted was replaced by a new one.
     path = ctx.spool.data_path(handle.file)
     if not os.path.samestat(os.fstat(handle.fd), os.stat(path)):

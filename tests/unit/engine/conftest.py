@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.engine.kit import Node
+from tests.unit.engine import kit
+from tests.unit.engine.kit import CHUNK, Node
 
+from ckptgate.engine import chunks, fetch, ranges, readahead
+from ckptgate.model import documents, ids
 from ckptgate_adapters.memory_store import MemoryStore
 from ckptgate_adapters.posix_store import PosixStore
 
@@ -29,3 +32,12 @@ def make_node(store, tmp_path):
     yield make
     for node in made:
         node.spool.close()
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Chunks of 4 KiB, so that small files have several."""
+    for module in (ids, documents, fetch, chunks, readahead, kit):
+        monkeypatch.setattr(module, "CHUNK_BYTES", CHUNK)
+    monkeypatch.setattr(ranges, "PIECE_BYTES", 1000)
+    assert ids.chunk_count(CHUNK + 1) == 2

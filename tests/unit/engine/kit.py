@@ -39,6 +39,8 @@ from ckptgate_adapters.sqlite_spool import SqliteSpool
 JOB = "run:job-1"
 NEXT_JOB = "run:job-2"
 SESSION = "session:host-a/7@9"
+CHUNK = 4096
+"""Size of a chunk where the fixture `small_chunks` is used."""
 
 
 class Invalidated(Forgotten):
@@ -273,3 +275,29 @@ class Node:
             self.catalog.fetch(file, 0, size)
         assert self.catalog.is_fetched(file, 0, size)
         return Path(self.spool.data_path(file)).read_bytes()
+
+
+class Reads:
+    """A store that counts reads and may change what they return."""
+
+    def __init__(self, store, change=None):
+        self._store = store
+        self.change = change
+        self.calls = []
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def read(self, key, offset, length):
+        self.calls.append((key, offset))
+        data = self._store.read(key, offset, length)
+        return self.change(offset, data) if self.change else data
+
+
+def reader_of(make_node, files, change=None):
+    """A second node that reads what a first one saved: (node, row, its store)."""
+    make_node("writer").save("step-1", files)
+    reads = Reads(make_node("writer2").store, change)
+    node = make_node("reader", on=reads)
+    row = node.look_into("run", node.directory(ROOT_INO, "run"), "step-1")
+    return node, row, reads

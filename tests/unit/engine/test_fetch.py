@@ -7,54 +7,12 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.unit.engine.kit import CHUNK, Reads, reader_of
 
-import ckptgate.engine.fetch as fetch_module
 from ckptgate.errors import IntegrityError, MissingError, TransientStoreError
-from ckptgate.model import ids
 from ckptgate.model.layout import data_key, full_key
 from ckptgate.ports.spool import ROOT_INO, LocalBytes
 from ckptgate.testing.faults import FaultPlan, FaultyStore
-
-CHUNK = 4096
-
-
-@pytest.fixture
-def small_chunks(monkeypatch):
-    """Chunks of 4 KiB, so that small files have several."""
-    from tests.unit.engine import kit
-
-    from ckptgate.model import documents
-
-    for module in (ids, documents, fetch_module, kit):
-        monkeypatch.setattr(module, "CHUNK_BYTES", CHUNK)
-    monkeypatch.setattr(fetch_module, "PIECE_BYTES", 1000)
-    assert ids.chunk_count(CHUNK + 1) == 2
-
-
-class Reads:
-    """A store that counts reads and may change what they return."""
-
-    def __init__(self, store, change=None):
-        self._store = store
-        self.change = change
-        self.calls = []
-
-    def __getattr__(self, name):
-        return getattr(self._store, name)
-
-    def read(self, key, offset, length):
-        self.calls.append((key, offset))
-        data = self._store.read(key, offset, length)
-        return self.change(offset, data) if self.change else data
-
-
-def reader_of(make_node, files, change=None):
-    """A second node that reads what a first one saved: (node, row, its store)."""
-    make_node("writer").save("step-1", files)
-    reads = Reads(make_node("writer2").store, change)
-    node = make_node("reader", on=reads)
-    row = node.look_into("run", node.directory(ROOT_INO, "run"), "step-1")
-    return node, row, reads
 
 
 def test_only_the_chunks_of_the_range_are_fetched(make_node, small_chunks):

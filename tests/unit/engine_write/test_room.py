@@ -83,6 +83,26 @@ def test_replaced_copies_go_first_then_the_oldest_until_there_is_room(cluster: C
     assert f"3 published files, {3 * SIZE} bytes" in event.detail
 
 
+def test_the_copies_that_were_not_used_for_longest_go_first(cluster: Cluster) -> None:
+    """Those that were fetched from the store too, on a node that only reads."""
+    writer, reader = cluster.node("a"), cluster.node("b")
+    files: list[int] = []
+    for n in range(5):
+        row, _ = save(cluster, writer, f"step-{n}")
+        files += reader.fetched(row.name)
+    newest_ns = max(reader.raw.last_use_ns(file) for file in files)
+    for later_ns, file in enumerate((files[1], files[0]), 1):
+        before = os.stat(reader.raw.data_path(file))
+        with open(reader.raw.data_path(file), "rb") as stream:
+            reader.raw.note_use(stream.fileno(), newest_ns + later_ns)
+        assert os.stat(reader.raw.data_path(file)).st_mtime_ns == before.st_mtime_ns
+    assert evictor(reader, cluster, 2 * SIZE).step()
+    assert [is_here(reader, file) for file in files] == [True, True, False, False, False]
+    assert evictor(reader, cluster, 0).step()
+    assert not any(is_here(reader, file) for file in files)
+    assert [reader.raw.last_use_ns(file) for file in files] == [0] * 5
+
+
 def test_what_was_evicted_is_fetched_and_verified_again(cluster: Cluster) -> None:
     node = cluster.node("a")
     _, file = save(cluster, node, "step-1")

@@ -90,6 +90,7 @@ class FakeCatalog:
         self.on_refresh = lambda: False
         self.fresh = True
         self.fetched: list[tuple[int, int, int]] = []
+        self.ahead: list[tuple[int, int, int]] = []
 
     def set_view(self, run: str, **changes: Any) -> None:
         self.views[run] = replace(self.view(run, 0), **changes)
@@ -159,6 +160,9 @@ class FakeCatalog:
 
     def fetch(self, file: int, offset: int, length: int) -> None:
         self.fetched.append((file, offset, length))
+
+    def read_ahead(self, file: int, offset: int, length: int) -> None:
+        self.ahead.append((file, offset, length))
 
     def is_fetched(self, file: int, offset: int, length: int) -> bool:
         return False

@@ -84,3 +84,26 @@ def test_a_writer_s_revision_begins_with_the_bytes_from_the_store(
     assert world.catalog.fetched
     assert os.pread(opened.fd, 10, 0) == b"good"
     world.close(world.a, opened)
+
+
+def test_an_open_of_a_committed_file_is_its_last_use_and_changes_nothing_else(world):
+    world.commit("", "step-1", {"w": b"good"})
+    ino = world.walk(world.a, "step-1/w").attr.ino
+    file = world.spool.node(ino).file
+    before = os.stat(world.spool.data_path(file))
+    world.clock.sleep(1000.0)
+    world.close(world.a, world.vfs.open(world.a, ino, os.O_RDONLY))
+    assert 0 < world.clock.now_ns() - world.spool.last_use_ns(file) < 100_000
+    after = os.stat(world.spool.data_path(file))
+    assert (after.st_mtime_ns, after.st_size) == (before.st_mtime_ns, before.st_size)
+
+
+def test_an_open_of_a_file_that_is_still_written_leaves_its_times_alone(world):
+    """A digest counts only while the ctime is what it was."""
+    world.mkdir(world.a, "step-1")
+    world.write(world.a, "step-1/w", b"good")
+    ino = world.walk(world.a, "step-1/w").attr.ino
+    path = world.spool.data_path(world.spool.node(ino).file)
+    before = os.stat(path)
+    world.close(world.a, world.vfs.open(world.a, ino, os.O_RDONLY))
+    assert os.stat(path).st_ctime_ns == before.st_ctime_ns
