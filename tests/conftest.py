@@ -51,7 +51,7 @@ def mini(s3_programs: None) -> Iterator[servers.Server]:
 @pytest.fixture
 def bucket(seaweed: servers.Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[servers.Bucket]:
     """A new bucket on SeaweedFS; the environment has its credentials and no others."""
-    _give_credentials(seaweed, monkeypatch)
+    give_credentials(seaweed, monkeypatch)
     made = servers.Bucket.make(seaweed)
     yield made
     made.destroy()
@@ -60,13 +60,14 @@ def bucket(seaweed: servers.Server, monkeypatch: pytest.MonkeyPatch) -> Iterator
 @pytest.fixture
 def mini_bucket(mini: servers.Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[servers.Bucket]:
     """As `bucket`, on ministack."""
-    _give_credentials(mini, monkeypatch)
+    give_credentials(mini, monkeypatch)
     made = servers.Bucket.make(mini)
     yield made
     made.destroy()
 
 
-def _give_credentials(server: servers.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def give_credentials(server: servers.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the environment have the server's credentials, and no other settings for AWS."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     for name, value in server.environment.items():

@@ -191,35 +191,51 @@ class _Command:
     on_close: Callable[[], None] = lambda: None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Bucket:
-    """A bucket of one test."""
+    """A bucket, or what lies below a prefix of it, as an independent client sees it.
+
+    Attributes:
+        prefix: "", or with a `/` at its end; all keys are given and shown without it.
+    """
 
     server: Server
     name: str
     client: Any
+    prefix: str = ""
+    prefixes: int = 0
+    """How many were given away; see `tests/s3/conftest.py`."""
 
     @property
     def url(self) -> str:
-        return f"s3://{self.name}"
+        return f"s3://{self.name}/{self.prefix}".rstrip("/")
+
+    def below(self, prefix: str) -> Bucket:
+        """What lies below *prefix*."""
+        return Bucket(self.server, self.name, self.client, f"{self.prefix}{prefix}/")
 
     def keys(self, prefix: str = "") -> list[str]:
-        """All keys, as the independent client lists them."""
+        """All keys that begin with *prefix*."""
         pages = self.client.get_paginator("list_objects_v2").paginate(
-            Bucket=self.name, Prefix=prefix
+            Bucket=self.name, Prefix=self.prefix + prefix
         )
-        return [found["Key"] for page in pages for found in page.get("Contents", ())]
+        keys = [found["Key"] for page in pages for found in page.get("Contents", ())]
+        return [key.removeprefix(self.prefix) for key in keys]
 
     def read(self, key: str) -> bytes:
-        return self.client.get_object(Bucket=self.name, Key=key)["Body"].read()
+        found = self.client.get_object(Bucket=self.name, Key=self.prefix + key)
+        return found["Body"].read()
 
     def put(self, key: str, data: bytes, **words: Any) -> None:
-        self.client.put_object(Bucket=self.name, Key=key, Body=data, **words)
+        self.client.put_object(Bucket=self.name, Key=self.prefix + key, Body=data, **words)
 
     def uploads(self) -> list[tuple[str, str]]:
         """Key and id of each multipart upload that is neither completed nor aborted."""
-        pages = self.client.get_paginator("list_multipart_uploads").paginate(Bucket=self.name)
-        return [(found["Key"], found["UploadId"]) for p in pages for found in p.get("Uploads", ())]
+        pages = self.client.get_paginator("list_multipart_uploads").paginate(
+            Bucket=self.name, Prefix=self.prefix
+        )
+        found = [each for page in pages for each in page.get("Uploads", ())]
+        return [(each["Key"].removeprefix(self.prefix), each["UploadId"]) for each in found]
 
     @staticmethod
     def make(server: Server, **words: Any) -> Bucket:
@@ -230,14 +246,16 @@ class Bucket:
         return Bucket(server, name, client)
 
     def destroy(self) -> None:
-        """Remove it with all that is in it: on SeaweedFS a bucket holds volumes."""
+        """Remove all that is in it, and the bucket: on SeaweedFS it holds volumes."""
         for key, upload in self.uploads():
-            self.client.abort_multipart_upload(Bucket=self.name, Key=key, UploadId=upload)
+            full = self.prefix + key
+            self.client.abort_multipart_upload(Bucket=self.name, Key=full, UploadId=upload)
         keys = self.keys()
         for start in range(0, len(keys), 1000):
-            batch = [{"Key": key} for key in keys[start : start + 1000]]
+            batch = [{"Key": self.prefix + key} for key in keys[start : start + 1000]]
             self.client.delete_objects(Bucket=self.name, Delete={"Objects": batch, "Quiet": True})
-        self.client.delete_bucket(Bucket=self.name)
+        if not self.prefix:
+            self.client.delete_bucket(Bucket=self.name)
 
 
 def weed_binary() -> str | None:

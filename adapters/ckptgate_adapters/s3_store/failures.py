@@ -221,9 +221,9 @@ _NO_CREDENTIALS: Final = (
     boto.InvalidConfigError, boto.RefreshWithMFAUnsupportedError,
 )  # fmt: skip
 _TRANSPORT: Final = (
-    boto.HTTPClientError, boto.IncompleteReadError, boto.CredentialRetrievalError,
-    boto.MetadataRetrievalError, boto.FlexibleChecksumError, aiohttp.ClientError, OSError,
-    asyncio.TimeoutError, asyncio.IncompleteReadError,
+    boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadError,
+    boto.CredentialRetrievalError, boto.MetadataRetrievalError, boto.FlexibleChecksumError,
+    aiohttp.ClientError, OSError, asyncio.TimeoutError, asyncio.IncompleteReadError,
 )  # fmt: skip
 
 

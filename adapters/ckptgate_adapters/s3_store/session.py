@@ -23,6 +23,7 @@ import botocore.handlers
 import s3fs
 
 from ckptgate.errors import IntegrityError, TransientStoreError
+from ckptgate_adapters.s3_store.checksums import crc64, decode
 from ckptgate_adapters.s3_store.failures import translated
 from ckptgate_adapters.s3_store.location import S3Location, S3Options
 from ckptgate_adapters.s3_store.loop import LoopThread
@@ -163,10 +164,17 @@ class Session:
 
         Raises:
             IntegrityError: more than *limit* bytes.
+            TransientStoreError: they changed on the way, or the answer broke off.
         """
         pieces = io.BytesIO()
-        answer = await self.stream(pieces.write, limit=limit, **params)
-        return Body(answer=answer, data=pieces.getvalue())
+        answer = await self.stream(pieces.write, limit=limit, ChecksumMode="ENABLED", **params)
+        data = pieces.getvalue()
+        wanted = decode(answer.get("ChecksumCRC64NVME") or "")
+        if wanted is not None and "Range" not in params and wanted != crc64(data):
+            subject = self._subject(params)
+            msg = f"{subject!r} changed on its way from the store: its checksum is another"
+            raise TransientStoreError(msg, subject=subject)
+        return Body(answer=answer, data=data)
 
     async def stream(self, take: Callable[[bytes], object], *, limit: int, **params: Any) -> Answer:
         """`get_object`, once, its bytes given to *take* as they come.
