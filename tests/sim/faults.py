@@ -195,6 +195,7 @@ class ProcessStore:
 
     url = "memory:"
     default_verify = VerifyMode.READBACK
+    verify_modes = frozenset({VerifyMode.READBACK})
 
     def __init__(self, network: Network, process: Process, *, is_cut: Callable[[], bool]) -> None:
         self._network = network

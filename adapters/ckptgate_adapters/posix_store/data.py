@@ -21,7 +21,7 @@ import blake3
 
 from ckptgate.errors import CkptError, IntegrityError
 from ckptgate.model.ids import CHUNK_BYTES
-from ckptgate.ports.store import DigestedFile, VerifyMode
+from ckptgate.ports.store import DigestedFile, VerifyMode, check_verify_mode
 from ckptgate_adapters.posix_store import syscalls
 from ckptgate_adapters.posix_store.copying import copy_bytes, copy_checked
 from ckptgate_adapters.posix_store.failures import translated
@@ -33,7 +33,10 @@ from ckptgate_adapters.posix_store.root import (
     split_key,
 )
 
-__all__ = ["PosixData", "read_range"]
+__all__ = ["POSIX_MODES", "PosixData", "read_range"]
+
+POSIX_MODES: Final = frozenset({VerifyMode.SIZE, VerifyMode.READBACK})
+"""How the bytes of a directory can be verified."""
 
 _TRIES: Final = 3
 _BUFFER_BYTES: Final = 8 * 1024 * 1024
@@ -70,6 +73,7 @@ class PosixData:
 
     def verify(self, key: str, source: DigestedFile, mode: VerifyMode) -> None:
         """Prove that *key* holds exactly the bytes of *source*."""
+        check_verify_mode(mode, POSIX_MODES, self._root.path)
         with translated(key, "verify"):
             is_same = self._root.with_file(key, lambda fd: _check_size(os.fstat(fd), key, source))
             # The very same inode: reading it twice proves nothing more.
@@ -78,6 +82,7 @@ class PosixData:
 
     def put_all(self, files: Mapping[str, DigestedFile], mode: VerifyMode) -> dict[str, OSError]:
         """`put` and `verify` each; one walk to a directory, and one fsync of it, for all in it."""
+        check_verify_mode(mode, POSIX_MODES, self._root.path)
         failed: dict[str, OSError] = {}
         by_parent: dict[str, list[str]] = defaultdict(list)
         for key in files:

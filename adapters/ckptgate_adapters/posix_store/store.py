@@ -10,7 +10,7 @@ import os
 import urllib.parse
 
 from ckptgate.ports.store import VerifyMode
-from ckptgate_adapters.posix_store.data import PosixData
+from ckptgate_adapters.posix_store.data import POSIX_MODES, PosixData
 from ckptgate_adapters.posix_store.plain import PosixPlain
 from ckptgate_adapters.posix_store.probing import probe
 from ckptgate_adapters.posix_store.publication import PosixPublication
@@ -42,6 +42,11 @@ class PosixStore(PosixRecords, PosixData, PosixPublication, PosixPlain, PosixRec
     def default_verify(self) -> VerifyMode:
         """Read back what another machine keeps; the size will do for a local disk."""
         return VerifyMode.READBACK if self._root.mount.is_network else VerifyMode.SIZE
+
+    @property
+    def verify_modes(self) -> frozenset[VerifyMode]:
+        """A directory has no checksums of its own."""
+        return POSIX_MODES
 
     def probe(self) -> None:
         """Prove that the directory can be a store; leaves nothing behind."""

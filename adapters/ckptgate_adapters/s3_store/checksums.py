@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Sequence
 from typing import Final, TypeAlias, cast
 
 from awscrt.checksums import combine_crc64nvme, crc64nvme
@@ -43,7 +44,7 @@ def decode(text: str) -> int | None:
     return int.from_bytes(raw, "big") if len(raw) == _WIDTH else None
 
 
-def composite(parts: list[int]) -> str:
+def composite(parts: Sequence[int]) -> str:
     """The checksum of the parts' checksums, from stores that know no checksum of the whole."""
     joined = b"".join(part.to_bytes(_WIDTH, "big") for part in parts)
     return f"{encode(crc64(joined))}-{len(parts)}"

@@ -12,7 +12,7 @@ import asyncio
 import email.utils
 import errno
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Coroutine, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -41,6 +41,7 @@ __all__ = [
     "NoSuchUploadError",
     "OutOfRangeError",
     "ThrottledError",
+    "first_error",
     "from_answer",
     "from_transport",
     "translated",
@@ -253,3 +254,16 @@ def translated(operation: str, subject: str) -> Generator[None]:
         raise from_answer(exc, operation, subject) from exc
     except (boto.BotoCoreError, *_TRANSPORT, ResponseParserError) as exc:
         raise from_transport(exc, operation, subject) from exc
+
+
+async def first_error(work: Coroutine[Any, Any, None]) -> None:
+    """Do *work*; of the errors of tasks that failed together, raise the first as itself."""
+    try:
+        await work
+    except BaseExceptionGroup as group:
+        raise _leaf(group) from None
+
+
+def _leaf(exc: BaseException) -> BaseException:
+    inner: tuple[BaseException, ...] = getattr(exc, "exceptions", ())
+    return _leaf(inner[0]) if inner else exc

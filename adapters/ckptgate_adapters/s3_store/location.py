@@ -62,12 +62,9 @@ class S3Location:
         return f"{key}/" if key else ""
 
     def path(self, key: str) -> str:
-        """The path below the store's root of the object *key*, which must be below the prefix."""
+        """The path below the store's root of *key*, or the whole of it if it isn't below."""
         start = f"{self.prefix}/" if self.prefix else ""
-        if not key.startswith(start):
-            msg = f"the key {key!r} is not below {self.url!r}"
-            raise InvalidNameError(msg, subject=key)
-        return key[len(start) :]
+        return key.removeprefix(start)
 
 
 def parse_s3_url(url: str) -> S3Location:

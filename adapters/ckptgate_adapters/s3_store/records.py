@@ -67,8 +67,9 @@ class S3Records:
         if await self._is_there(key, data):
             return
         if isinstance(exc, ConditionFailedError):
-            msg = f"{key!r} was there and is not: nothing is known"
-            raise TransientStoreError(msg, subject=key) from exc
+            path = self._session.location.path(key)
+            msg = f"{path!r} was there and is not: nothing is known"
+            raise TransientStoreError(msg, subject=path) from exc
         raise exc
 
     async def _is_there(self, key: str, data: bytes) -> bool:
@@ -81,8 +82,9 @@ class S3Records:
         except IntegrityError:
             is_same = False
         if not is_same:
-            msg = f"other bytes are already stored under {key!r}"
-            raise ExistsError(msg, subject=key)
+            path = self._session.location.path(key)
+            msg = f"other bytes are already stored under {path!r}"
+            raise ExistsError(msg, subject=path)
         return True
 
     async def _get(self, key: str, limit: int) -> bytes:

@@ -23,13 +23,15 @@ import botocore.handlers
 import s3fs
 
 from ckptgate.errors import IntegrityError, TransientStoreError
+from ckptgate_adapters.s3_store.bodies import Moving
+from ckptgate_adapters.s3_store.buffers import Buffers
 from ckptgate_adapters.s3_store.checksums import crc64, decode
 from ckptgate_adapters.s3_store.failures import translated
 from ckptgate_adapters.s3_store.location import S3Location, S3Options
 from ckptgate_adapters.s3_store.loop import LoopThread
 from ckptgate_adapters.s3_store.retry import RetryPolicy
 
-__all__ = ["Answer", "Body", "Progress", "Session"]
+__all__ = ["Answer", "Body", "Session"]
 
 Answer: TypeAlias = Mapping[str, Any]
 """What the service answers, as the client gives it."""
@@ -48,23 +50,6 @@ _NEXT: Final[Mapping[str, Mapping[str, str]]] = {
     "list_parts": {"NextPartNumberMarker": "PartNumberMarker"},
 }
 """How each listing goes on: what its answer says, and how the next request says it."""
-
-
-class Progress(io.BytesIO):
-    """A request's body that tells when it is read: a request that moves isn't stalled."""
-
-    def __init__(self, data: bytes | bytearray | memoryview = b"") -> None:
-        super().__init__(data)
-        self.on_read: Callable[[], None] = _nothing
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        """As of any file."""
-        self.on_read()
-        return super().read(size)
-
-
-def _nothing() -> None:
-    return
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +71,9 @@ class _Connected:
 
     thread: LoopThread
     gate: asyncio.Semaphore
+    buffers: Buffers
+    files: asyncio.Semaphore
+    trial: asyncio.Lock = field(default_factory=asyncio.Lock)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     fs: Any = None
     client: Any = None
@@ -139,6 +127,21 @@ class Session:
 
     # On the loop
 
+    @property
+    def buffers(self) -> Buffers:
+        """The memory for parts, of all that is sent and read."""
+        return self._here().buffers
+
+    @property
+    def files(self) -> asyncio.Semaphore:
+        """Held for each file that is sent, so that the open ones are bounded, too."""
+        return self._here().files
+
+    @property
+    def trial(self) -> asyncio.Lock:
+        """Held by who finds out what the store can do."""
+        return self._here().trial
+
     async def call(self, operation: str, **params: Any) -> Answer:
         """Make one request, once.
 
@@ -176,8 +179,15 @@ class Session:
             raise TransientStoreError(msg, subject=subject)
         return Body(answer=answer, data=data)
 
-    async def stream(self, take: Callable[[bytes], object], *, limit: int, **params: Any) -> Answer:
-        """`get_object`, once, its bytes given to *take* as they come.
+    async def stream(
+        self,
+        take: Callable[[bytes], object],
+        *,
+        limit: int,
+        check: Callable[[Answer], None] | None = None,
+        **params: Any,
+    ) -> Answer:
+        """`get_object`, once, its bytes given to *take* as they come, if *check* lets them.
 
         Raises:
             IntegrityError: more than *limit* bytes, of which *take* got none too many.
@@ -192,6 +202,8 @@ class Session:
                 answer = await _ask(client, "get_object", params, self._patience)
                 body = answer["Body"]
                 try:
+                    if check is not None:
+                        check(answer)
                     done = 0
                     async for piece in body.raw_stream.content.iter_any():
                         done += len(piece)
@@ -228,7 +240,7 @@ class Session:
 
     def _subject(self, params: Mapping[str, Any]) -> str:
         key = params.get("Key") or params.get("Prefix")
-        return key if isinstance(key, str) else self.location.url
+        return self.location.path(key) or self.location.url if key else self.location.url
 
     def _with_bucket(self, params: Mapping[str, Any]) -> dict[str, Any]:
         return {"Bucket": self.location.bucket, **params}
@@ -243,8 +255,13 @@ class Session:
             if self._connected is None:
                 holder: list[_Connected] = []
                 thread = LoopThread("s3-store", partial(_disconnect, holder))
-                gate = asyncio.Semaphore(self.options.max_parallel)
-                self._connected = _Connected(thread, gate)
+                options = self.options
+                self._connected = _Connected(
+                    thread,
+                    asyncio.Semaphore(options.max_parallel),
+                    Buffers(options.parts_in_flight, options.part_bytes),
+                    asyncio.Semaphore(options.max_parallel),
+                )
                 holder.append(self._connected)
             return self._connected
 
@@ -272,16 +289,16 @@ async def _ask(client: Any, operation: str, params: dict[str, Any], stall_s: flo
     """One request; one with a body must move, or be answered, at least every *stall_s*."""
     method: Callable[..., Coroutine[Any, Any, Answer]] = getattr(client, operation)
     body = params.get("Body")
-    if not isinstance(body, Progress):
+    if not isinstance(body, Moving):
         async with asyncio.timeout(_DEADLINE_S):
             return await method(**params)
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(stall_s) as patience:
-        body.on_read = lambda: patience.reschedule(loop.time() + stall_s)
+        body.on_move = lambda: patience.reschedule(loop.time() + stall_s)
         try:
             return await method(**params)
         finally:
-            body.on_read = _nothing
+            body.on_move = None
 
 
 def _file_system(options: S3Options) -> Any:

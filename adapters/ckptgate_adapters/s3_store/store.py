@@ -6,6 +6,8 @@ thread, any number of processes and machines on the same prefix.
 
 from __future__ import annotations
 
+from ckptgate.ports.store import VerifyMode
+from ckptgate_adapters.s3_store.data import S3_MODES, S3Data
 from ckptgate_adapters.s3_store.location import S3Options, parse_s3_url
 from ckptgate_adapters.s3_store.records import S3Records
 from ckptgate_adapters.s3_store.session import Session
@@ -13,7 +15,7 @@ from ckptgate_adapters.s3_store.session import Session
 __all__ = ["S3Store"]
 
 
-class S3Store(S3Records):
+class S3Store(S3Records, S3Data):
     """A store below *url*.
 
     Nothing is asked of the service until the first call; `probe` proves that the bucket can be a
@@ -29,12 +31,23 @@ class S3Store(S3Records):
 
     def __init__(self, url: str, options: S3Options | None = None) -> None:
         self.session = Session(parse_s3_url(url), options or S3Options())
-        super().__init__(self.session)
+        S3Records.__init__(self, self.session)
+        S3Data.__init__(self, self.session)
 
     @property
     def url(self) -> str:
         """`s3://bucket/prefix`."""
         return self.session.location.url
+
+    @property
+    def default_verify(self) -> VerifyMode:
+        """The store's checksum of the whole object; read back where it has none."""
+        return VerifyMode.CHECKSUM
+
+    @property
+    def verify_modes(self) -> frozenset[VerifyMode]:
+        """A size alone would prove nothing of what a network carried."""
+        return S3_MODES
 
     def close(self) -> None:
         """Close the connections; nothing can be called afterwards."""

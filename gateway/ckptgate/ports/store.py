@@ -9,11 +9,12 @@ synchronous, may block, and may come from any thread. A failure whose outcome is
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from ckptgate.errors import UsageError
 from ckptgate.model.documents import Manifest, PointerValue
 from ckptgate.model.reclaim import Part
 
@@ -29,6 +30,7 @@ __all__ = [
     "Records",
     "Store",
     "VerifyMode",
+    "check_verify_mode",
     "put_each",
 ]
 
@@ -37,6 +39,8 @@ class VerifyMode(enum.StrEnum):
     """How `DataObjects.verify` proves that the store has the bytes."""
 
     SIZE = "size"
+    CHECKSUM = "checksum"
+    """The store's own checksum of all bytes against one computed while they were sent."""
     READBACK = "readback"
 
 
@@ -156,6 +160,7 @@ class DataObjects(ObjectReader, Protocol):
             IntegrityError: size or digest differ; names the key.
             MissingError: nothing is there.
             TransientStoreError: unknown.
+            UsageError: not one of the store's `verify_modes`.
         """
         ...
 
@@ -302,7 +307,12 @@ class Store(Records, DataObjects, Publication, PlainTree, Reclamation, Protocol)
 
     @property
     def default_verify(self) -> VerifyMode:
-        """`readback` on a network file system, else `size`."""
+        """The cheapest that is a proof; of what a network file system has, only `readback` is."""
+        ...
+
+    @property
+    def verify_modes(self) -> frozenset[VerifyMode]:
+        """What may be asked for; `verify` refuses what is not among them."""
         ...
 
     def probe(self) -> None:
@@ -314,6 +324,17 @@ class Store(Records, DataObjects, Publication, PlainTree, Reclamation, Protocol)
             FormatVersionError: written by another version.
         """
         ...
+
+
+def check_verify_mode(mode: VerifyMode, offered: Collection[VerifyMode], url: str) -> None:
+    """Refuse a way to verify that the store at *url* doesn't offer.
+
+    Raises:
+        UsageError: the message names the mode, the hint those that are offered.
+    """
+    if mode not in offered:
+        msg = f"{url} can't be verified by {mode.value!r}"
+        raise UsageError(msg, subject=url, hint=f"verify: {' or '.join(sorted(offered))}")
 
 
 def put_each(

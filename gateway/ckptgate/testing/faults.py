@@ -232,5 +232,9 @@ class FaultyStore:
     def default_verify(self) -> VerifyMode:
         return self._store.default_verify
 
+    @property
+    def verify_modes(self) -> frozenset[VerifyMode]:
+        return self._store.verify_modes
+
     def probe(self) -> None:
         self.plan.run("probe", self._store.probe)
