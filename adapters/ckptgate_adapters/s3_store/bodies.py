@@ -61,18 +61,30 @@ class ViewBody(Moving, io.BytesIO):
 
 
 class FlowBody(Moving):
-    """A body that comes in pieces from elsewhere; its length is said in the request.
+    """A body that comes in pieces from elsewhere.
 
     Args:
         pieces: where it comes from.
+        size: bytes, which the request says beforehand.
     """
 
-    def __init__(self, pieces: AsyncIterator[bytes]) -> None:
+    def __init__(self, pieces: AsyncIterator[bytes], size: int) -> None:
         self._pieces = pieces
+        self._size = size
+        self._at = 0
 
     def read(self) -> bytes:
         """The client takes what looks like a file, and reads it as what it is."""
         raise io.UnsupportedOperation("it is read as an asynchronous iterator")
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """The client asks for the size in this way."""
+        self._at = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence] + offset
+        return self._at
+
+    def tell(self) -> int:
+        """Where it is, while the size is asked for."""
+        return self._at
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for piece in self._pieces:

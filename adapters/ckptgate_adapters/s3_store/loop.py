@@ -57,10 +57,13 @@ class LoopThread:
         """Cancel what runs, clean up, end the thread."""
         self._finish()
 
-    def abandon(self) -> None:
-        """In a forked child: never touch it again."""
+    def abandon(self, *used: object) -> None:
+        """In a forked child: never touch it again, nor what was *used* on it.
+
+        To collect a connection would close it, and so take it from the parent's epoll set.
+        """
         self._finish.detach()
-        _abandoned.append(self)
+        _abandoned.append((self, used))
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:

@@ -282,7 +282,7 @@ class Session:
         self._lock = threading.Lock()
         connected, self._connected = self._connected, None
         if connected is not None:
-            connected.thread.abandon()
+            connected.thread.abandon(connected)
 
 
 async def _ask(client: Any, operation: str, params: dict[str, Any], stall_s: float) -> Answer:

@@ -249,4 +249,4 @@ class Uploads:
 
 
 def _flow(source: DigestedFile, part: Part) -> Moving:
-    return FlowBody(pieces(source, part))
+    return FlowBody(pieces(source, part), part.size)
