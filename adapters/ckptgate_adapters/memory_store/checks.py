@@ -10,11 +10,12 @@ import msgspec
 from ckptgate.errors import IntegrityError, MissingError, RefusedError
 from ckptgate.model.ids import CHUNK_BYTES, check_relative_path
 from ckptgate.model.layout import GATEWAY_DIR
-from ckptgate.ports.store import DigestedFile
+from ckptgate.ports.store import DigestedFile, VerifyMode, check_verify_mode
 
-__all__ = ["check_plain", "compare", "read_local", "shown_attempt"]
+__all__ = ["MODES", "check_mode", "check_plain", "compare", "read_local", "shown_attempt"]
 
 DIGEST_BYTES: Final = 32
+MODES: Final = frozenset({VerifyMode.SIZE, VerifyMode.READBACK})
 
 
 class _Shown(msgspec.Struct):
@@ -27,6 +28,11 @@ def shown_attempt(manifest: bytes) -> str:
         return msgspec.json.decode(manifest, type=_Shown).attempt
     except msgspec.MsgspecError:
         return ""
+
+
+def check_mode(mode: VerifyMode) -> None:
+    """Refuse what needs checksums."""
+    check_verify_mode(mode, MODES, "memory:")
 
 
 def check_plain(path: str) -> None:

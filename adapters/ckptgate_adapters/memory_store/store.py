@@ -37,14 +37,8 @@ from ckptgate.model.ids import check_attempt_id, check_name, check_relative_path
 from ckptgate.model.layout import GATEWAY_DIR, attempt_prefix, format_key, full_key, join_key
 from ckptgate.model.published import Shown, tree_problems
 from ckptgate.model.reclaim import Part
-from ckptgate.ports.store import (
-    DigestedFile,
-    PlainEntry,
-    PlainKind,
-    VerifyMode,
-    check_verify_mode,
-    put_each,
-)
+from ckptgate.ports.store import DigestedFile, PlainEntry, PlainKind, VerifyMode, put_each
+from ckptgate_adapters.memory_store import checks
 from ckptgate_adapters.memory_store.checks import check_plain, compare, read_local, shown_attempt
 from ckptgate_adapters.memory_store.parts import parts_of
 
@@ -115,7 +109,7 @@ class MemoryStore:
 
     def verify(self, key: str, source: DigestedFile, mode: VerifyMode) -> None:
         """Prove that *key* holds exactly the bytes of *source*."""
-        check_verify_mode(mode, self.verify_modes, self.url)
+        checks.check_mode(mode)
         data = self._file(check_relative_path(key)).data
         if len(data) != source.size:
             msg = f"{key!r} has {len(data)} bytes in the store, wanted {source.size}"
@@ -125,7 +119,7 @@ class MemoryStore:
 
     def put_all(self, files: Mapping[str, DigestedFile], mode: VerifyMode) -> dict[str, OSError]:
         """`put` and `verify` each."""
-        check_verify_mode(mode, self.verify_modes, self.url)
+        checks.check_mode(mode)
         return put_each(self, files, mode)
 
     def read(self, key: str, offset: int, length: int) -> bytes:
@@ -346,7 +340,7 @@ class MemoryStore:
     @property
     def verify_modes(self) -> frozenset[VerifyMode]:
         """It keeps no checksums."""
-        return frozenset({VerifyMode.SIZE, VerifyMode.READBACK})
+        return checks.MODES
 
     def probe(self) -> None:
         """It always can; only another format version is refused."""
