@@ -10,7 +10,7 @@ import dataclasses
 import os
 import random
 import shutil
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -19,7 +19,8 @@ import blake3
 from tests.sim.scheduler import Killed, Process, Scheduler, TaskLock
 
 from ckptgate.errors import CkptError, TransientStoreError
-from ckptgate.ports.store import DigestedFile, Store, VerifyMode, put_each
+from ckptgate.model.reclaim import Part
+from ckptgate.ports.store import DigestedFile, Store, VerifyMode, Won, put_each, reclaim_each
 from ckptgate_adapters.memory_store import MemoryStore
 
 __all__ = ["CALM", "OTHERS", "PROFILES", "Faults", "Network", "ProcessStore", "Profile"]
@@ -162,8 +163,9 @@ class Network:
         return result
 
     def send_late(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """It arrives some time."""
+        """It arrives some time; its sender is asked nothing then."""
         args = self._kept(args)
+        kwargs = {name: value for name, value in kwargs.items() if name != "is_due"}
         label = f"{name} {shown(args)}"
 
         def land() -> None:
@@ -209,6 +211,10 @@ class ProcessStore:
     def put_all(self, files: Mapping[str, DigestedFile], mode: VerifyMode) -> dict[str, OSError]:
         """Call by call, so that something may happen to each."""
         return put_each(cast("Store", self), files, mode)
+
+    def reclaim_all(self, run: str, parts: Sequence[Part]) -> Won:
+        """Call by call, too."""
+        return reclaim_each(cast("Store", self), run, parts)
 
     @contextmanager
     def lock_run(self, run: str) -> Generator[None]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from ckptgate.errors import RefusedError
 from ckptgate.model.ids import check_attempt_id
-from ckptgate.model.layout import attempt_prefix, join_key
+from ckptgate.model.layout import attempt_prefix, attempts_prefix, join_key
 from ckptgate.model.reclaim import Part, PartKind
 
-__all__ = ["parts_of"]
+__all__ = ["check_own", "parts_of"]
 
 _KINDS: Final = {
     "data": PartKind.DATA,
@@ -45,3 +46,12 @@ def parts_of(files: Mapping[str, int], run: str, attempt: str) -> list[Part]:
     for name, size in trees.items():
         parts.append(Part(key=join_key(below, name), kind=PartKind.TREE, size=size))
     return parts
+
+
+def check_own(part: Part) -> None:
+    """Refuse what `parts_of` never gives."""
+    parts = part.key.split("/")
+    is_attempts = parts[:2] == attempts_prefix("").split("/") and len(parts) > 3
+    if not is_attempts or part.kind is PartKind.UNFINISHED:
+        msg = f"{part.key!r} is not the gateway's to remove"
+        raise RefusedError(msg, subject=part.key)

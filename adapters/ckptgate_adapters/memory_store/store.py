@@ -10,7 +10,7 @@ import contextlib
 import errno
 import stat
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
@@ -37,10 +37,19 @@ from ckptgate.model.ids import check_attempt_id, check_name, check_relative_path
 from ckptgate.model.layout import GATEWAY_DIR, attempt_prefix, format_key, full_key, join_key
 from ckptgate.model.published import Shown, tree_problems
 from ckptgate.model.reclaim import Part
-from ckptgate.ports.store import DigestedFile, PlainEntry, PlainKind, VerifyMode, put_each
+from ckptgate.ports.store import (
+    DigestedFile,
+    PlainEntry,
+    PlainKind,
+    VerifyMode,
+    Won,
+    always,
+    put_each,
+    reclaim_each,
+)
 from ckptgate_adapters.memory_store import checks
 from ckptgate_adapters.memory_store.checks import check_plain, compare, read_local, shown_attempt
-from ckptgate_adapters.memory_store.parts import parts_of
+from ckptgate_adapters.memory_store.parts import check_own, parts_of
 
 __all__ = ["MemoryStore"]
 
@@ -133,14 +142,29 @@ class MemoryStore:
 
     # Publication
 
-    def publish(self, run: str, manifest: Manifest, manifest_bytes: bytes) -> None:
+    def publish(
+        self,
+        run: str,
+        manifest: Manifest,
+        manifest_bytes: bytes,
+        *,
+        is_due: Callable[[], bool] = always,
+    ) -> None:
         """Make `run/<name>` show exactly *manifest*, replacing any earlier attempt's."""
+        while True:
+            shown = self.published_attempt(run, manifest.name)
+            if shown == manifest.attempt or not is_due():
+                return
+            if self._publish_over(shown, run, manifest, manifest_bytes):
+                return
+
+    def _publish_over(self, shown: str, run: str, manifest: Manifest, data: bytes) -> bool:
+        """Publish it if *shown* still is what is there."""
         with self._lock:
             place = join_key(run, manifest.name)
-            shown = self.published_attempt(run, manifest.name)
-            if shown == manifest.attempt:
-                return
-            tree = self._tree(run, manifest, manifest_bytes)
+            if self.published_attempt(run, manifest.name) != shown:
+                return False
+            tree = self._tree(run, manifest, data)
             if place in self._nodes:
                 if shown:
                     self._move(place, self._fresh(attempt_prefix(run, shown), "replaced-"))
@@ -150,6 +174,7 @@ class MemoryStore:
             self._add(place, _Node(kind=PlainKind.DIR, mode=0o755))
             for path, node in tree.items():
                 self._add(join_key(place, path), node)
+            return True
 
     def published_attempt(self, run: str, name: str) -> str:
         """The attempt that `run/<name>` shows now, or ""."""
@@ -312,10 +337,15 @@ class MemoryStore:
 
     def reclaim(self, run: str, part: Part) -> int:
         """Remove it; the bytes that this won."""
+        check_own(part)
         key = check_relative_path(join_key(run, part.key))
         with self._lock:
             found = [k for k in self._nodes if k == key or k.startswith(f"{key}/")]
             return sum(len(self._nodes.pop(k).data) for k in found)
+
+    def reclaim_all(self, run: str, parts: Sequence[Part]) -> Won:
+        """`reclaim` each."""
+        return reclaim_each(self, run, parts)
 
     def tidy(self, run: str, attempt: str) -> None:
         """Remove directories of the attempt that are empty now."""

@@ -19,10 +19,10 @@ import blake3
 from ckptgate.model.documents import MAX_DOCUMENT_BYTES, EntryType, FileEntry, Manifest
 from ckptgate.model.ids import parents_of
 from ckptgate.model.layout import GATEWAY_DIR, full_key, join_key
-from ckptgate.model.published import Shown, tree_problems
+from ckptgate.model.published import Shown, b3sums, tree_problems
 from ckptgate_adapters.posix_store.data import read_range
 from ckptgate_adapters.posix_store.root import StoreRoot, split_key
-from ckptgate_adapters.posix_store.tree import MANIFEST_NAME, SUMS_NAME, b3sums
+from ckptgate_adapters.posix_store.tree import MANIFEST_NAME, SUMS_NAME
 
 __all__ = ["audit_tree"]
 

@@ -16,7 +16,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Final
 
@@ -26,6 +26,7 @@ from ckptgate.errors import CkptError, IntegrityError, TransientStoreError
 from ckptgate.model.documents import MAX_DOCUMENT_BYTES, Manifest, PointerKind, PointerValue
 from ckptgate.model.ids import check_attempt_id, check_checkpoint_name, check_name
 from ckptgate.model.layout import GATEWAY_DIR, attempt_prefix, join_key
+from ckptgate.ports.store import always
 from ckptgate_adapters.posix_store import syscalls
 from ckptgate_adapters.posix_store.audit import audit_tree
 from ckptgate_adapters.posix_store.data import read_range
@@ -68,13 +69,22 @@ class PosixPublication:
     def __init__(self, root: StoreRoot) -> None:
         self._root = root
 
-    def publish(self, run: str, manifest: Manifest, manifest_bytes: bytes) -> None:
+    def publish(
+        self,
+        run: str,
+        manifest: Manifest,
+        manifest_bytes: bytes,
+        *,
+        is_due: Callable[[], bool] = always,
+    ) -> None:
         """Make `run/<name>` show exactly *manifest*, replacing any earlier attempt's."""
         subject = join_key(run, manifest.name)
         with translated(subject, "publish"):
             if self._shown(run, manifest.name) != manifest.attempt:
+                if not is_due():
+                    return
                 try:
-                    self._build_and_swap(run, manifest, manifest_bytes)
+                    self._build_and_swap(run, manifest, manifest_bytes, is_due)
                 except OSError as exc:
                     # Another publisher may have finished and swept our tree away meanwhile.
                     if self._shown(run, manifest.name) != manifest.attempt:
@@ -158,7 +168,9 @@ class PosixPublication:
         self._root.forget(run)
         return shown_attempt(self._root, join_key(run, name))
 
-    def _build_and_swap(self, run: str, manifest: Manifest, manifest_bytes: bytes) -> None:
+    def _build_and_swap(
+        self, run: str, manifest: Manifest, manifest_bytes: bytes, is_due: Callable[[], bool]
+    ) -> None:
         prefix = attempt_prefix(run, manifest.attempt)
         build = _BUILD + secrets.token_hex(4)
         with self._root.directory(prefix, make=True) as attempt_fd:
@@ -168,14 +180,21 @@ class PosixPublication:
                 try:
                     build_tree(self._root, run, manifest, manifest_bytes, top)
                     fsync_directory(attempt_fd)
-                    self._swap(run, manifest, attempt_fd, build)
+                    self._swap(run, manifest, attempt_fd, build, is_due)
                 finally:
                     os.close(top)
             finally:
                 with contextlib.suppress(OSError):
                     remove_moved(build, attempt_fd)
 
-    def _swap(self, run: str, manifest: Manifest, attempt_fd: int, build: str) -> None:
+    def _swap(
+        self,
+        run: str,
+        manifest: Manifest,
+        attempt_fd: int,
+        build: str,
+        is_due: Callable[[], bool],
+    ) -> None:
         """Rename the built tree to its name; whatever else has the name is renamed away first."""
         if self._rename_in(run, manifest.name, attempt_fd, build):
             return
@@ -183,7 +202,7 @@ class PosixPublication:
         with self._locked(run, "swap.lock"):
             for _ in range(_SWAP_TRIES):
                 shown = self._shown(run, manifest.name)
-                if shown == manifest.attempt:
+                if shown == manifest.attempt or not is_due():
                     return
                 self._make_room(run, manifest, shown)
                 if self._rename_in(run, manifest.name, attempt_fd, build):

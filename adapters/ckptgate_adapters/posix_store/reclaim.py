@@ -12,7 +12,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -28,6 +28,7 @@ from ckptgate.model.layout import (
     log_prefix,
 )
 from ckptgate.model.reclaim import Part, PartKind
+from ckptgate.ports.store import Won, reclaim_each
 from ckptgate_adapters.posix_store import syscalls
 from ckptgate_adapters.posix_store.failures import translated
 from ckptgate_adapters.posix_store.publication import remove_moved, shown_attempt
@@ -113,6 +114,10 @@ class PosixReclaim:
                 if exc.errno in _ABSENT:
                     return 0
                 raise
+
+    def reclaim_all(self, run: str, parts: Sequence[Part]) -> Won:
+        """`reclaim` each."""
+        return reclaim_each(self, run, parts)
 
     def tidy(self, run: str, attempt: str) -> None:
         """Remove directories of the attempt that are empty now."""

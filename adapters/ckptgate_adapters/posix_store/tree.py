@@ -13,13 +13,14 @@ import logging
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from ckptgate.errors import IntegrityError, MissingError
 from ckptgate.model.documents import EntryType, FileEntry, Manifest
 from ckptgate.model.ids import parents_of
 from ckptgate.model.layout import GATEWAY_DIR, full_key
+from ckptgate.model.published import b3sums
 from ckptgate_adapters.posix_store import syscalls
 from ckptgate_adapters.posix_store.copying import copy_bytes
 from ckptgate_adapters.posix_store.root import (
@@ -29,7 +30,7 @@ from ckptgate_adapters.posix_store.root import (
     write_file,
 )
 
-__all__ = ["MANIFEST_NAME", "SUMS_NAME", "b3sums", "build_tree", "remove_tree"]
+__all__ = ["MANIFEST_NAME", "SUMS_NAME", "build_tree", "remove_tree"]
 
 MANIFEST_NAME: Final = "manifest.json"
 SUMS_NAME: Final = "b3sums"
@@ -40,18 +41,6 @@ _LINKS_OF_UNPUBLISHED: Final = 2
 _UNSUPPORTED: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 
 _log = logging.getLogger(__name__)
-
-
-def b3sums(entries: Iterable[FileEntry]) -> bytes:
-    """The list that `b3sum --check` reads, of all files."""
-    lines: list[str] = []
-    for entry in entries:
-        # b3sum refuses names with a replacement character, so such a line could never check.
-        if entry.type is EntryType.FILE and "\ufffd" not in entry.path:
-            escaped = entry.path.replace("\\", "\\\\")
-            mark = "\\" if escaped != entry.path else ""
-            lines.append(f"{mark}{entry.digest}  {escaped}\n")
-    return "".join(lines).encode()
 
 
 def build_tree(

@@ -195,15 +195,20 @@ class Publication:
         if digest_of(data) != view.manifest:
             msg = f"manifest {key} is not the one that its COMMIT names"
             raise IntegrityError(msg, subject=key, hint="restore it from a backup of the store")
-        self._store.publish(log.run, decode(data, Manifest, subject=key), data)
+
+        def is_due() -> bool:
+            # Of the newest log: a slow publisher must not replace what is newer.
+            log.refresh()
+            return log.look(lambda state: state.current.get(view.name)) == attempt
+
+        self._store.publish(log.run, decode(data, Manifest, subject=key), data, is_due=is_due)
         row = self._spool.attempt_by_id(log.run, attempt)
         if row is not None:
             self._take_link_times(row)
         self._set_pointers_locked(log)
 
         def decide(state: RunState) -> Entry | None:
-            is_due = attempt in _unpublished(state)
-            return Published(attempt=attempt) if is_due else None
+            return Published(attempt=attempt) if attempt in _unpublished(state) else None
 
         log.append(decide)
         _log.info("published run=%s attempt=%s name=%s", log.run, attempt, view.name)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,10 +22,10 @@ from ckptgate.engine.manifests import load_manifest
 from ckptgate.engine.node import Node
 from ckptgate.engine.runlog import RunLog
 from ckptgate.engine.sightings import Graces, Reclaimed, Sightings
-from ckptgate.errors import IntegrityError
+from ckptgate.errors import CkptError, IntegrityError
 from ckptgate.model.entries import Entry, Reclaim
 from ckptgate.model.layout import join_key
-from ckptgate.model.reclaim import Why, doomed, garbage, named_by, revisions_of, standing
+from ckptgate.model.reclaim import Part, Why, doomed, garbage, named_by, revisions_of, standing
 from ckptgate.model.rules import AttemptView, RunState
 from ckptgate.model.states import UNDECIDED, AttemptState
 from ckptgate.ports.spool import ROOT_INO, NodeKind
@@ -224,23 +224,34 @@ class StoreReclaimer:
         why = _say_why(log.look(lambda state: standing(state, attempt)), is_gone=is_gone)
         if is_gone and not look.is_dry:
             self._hide(log, view)
-        done = Reclaimed(place="store", run=run, what=attempt, why=why)
-        for number, part in enumerate(found):
-            if number % PIECE == 0 and not look.is_dry:
+        refused: dict[str, CkptError] = {}
+        for at in range(0, len(found), PIECE):
+            piece = found[at : at + PIECE]
+            done = Reclaimed(place="store", run=run, what=attempt, why=why)
+            if look.is_dry:
+                done.count, done.size = len(piece), sum(part.size for part in piece)
+            else:
                 log.refresh()
                 if log.look(lambda state: state.is_held):
                     return
-            done.count += 1
-            done.size += part.size if look.is_dry else self._store.reclaim(run, part)
-            if number % PIECE == PIECE - 1:
+                won = self._store.reclaim_all(run, piece)
+                refused.update(won.refused)
+                done.count, done.size = len(piece) - len(won.refused), won.size
+            if done.count:
                 yield done
-                done = Reclaimed(place="store", run=run, what=attempt, why=why)
-        if done.count:
-            yield done
         if found and not look.is_dry:
             self._store.tidy(run, attempt)
-        if not found:
+        if refused:
+            self._tell_refused(run, attempt, refused)
+        if not found or refused:
+            # What the store doesn't let go is asked for again when others are looked at again.
             look.sightings.note(f"clean:{attempt}", self._stamp(look, attempt))
+
+    def _tell_refused(self, run: str, attempt: str, refused: Mapping[str, CkptError]) -> None:
+        key, error = min(refused.items())
+        more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+        self._node.events.record("not-reclaimed", join_key(run, attempt), f"{key}: {error}{more}")
+        _log.warning("not-reclaimed run=%s attempt=%s key=%s error=%s", run, attempt, key, error)
 
     def _hide(self, log: RunLog, view: AttemptView) -> None:
         """Nobody may find a published directory of what goes."""
@@ -272,12 +283,18 @@ class StoreReclaimer:
 
     def _drop_unfinished(self, look: _Look, run: str, directory: str) -> Iterator[Reclaimed]:
         done = Reclaimed(place="store", run=run, what=directory or "/", why="unfinished writes")
+        due: list[Part] = []
         for part in self._store.unfinished(directory):
             key = f"temp:{join_key(directory, part.key)}"
-            if look.sightings.age_s(key, part.stamp) < look.graces.unfinished_s:
-                continue
-            done.count += 1
-            done.size += part.size if look.is_dry else self._store.reclaim(directory, part)
+            if look.sightings.age_s(key, part.stamp) >= look.graces.unfinished_s:
+                due.append(part)
+        if look.is_dry:
+            done.count, done.size = len(due), sum(part.size for part in due)
+        elif due:
+            won = self._store.reclaim_all(directory, due)
+            done.count, done.size = len(due) - len(won.refused), won.size
+            for part_key, error in won.refused.items():
+                _log.warning("not-reclaimed key=%s error=%s", part_key, error)
         if done.count:
             yield done
 

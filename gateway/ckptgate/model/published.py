@@ -1,4 +1,4 @@
-"""Comparing a published directory with the manifest that it is to show.
+"""Comparing a published directory with the manifest that it is to show, for us and for `b3sum`.
 
 Owns the rule what counts: which names there are, of which type, with which bytes or target. Modes,
 owners and times may be what a store can keep. Pure; any thread.
@@ -6,13 +6,13 @@ owners and times may be what a store can keep. Pure; any thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from ckptgate.model.documents import EntryType, FileEntry, Manifest
 from ckptgate.model.ids import parents_of
 
-__all__ = ["Shown", "tree_problems"]
+__all__ = ["Shown", "b3sums", "tree_problems"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,18 @@ class Shown:
     type: EntryType | None
     size: int = 0
     target: str = ""
+
+
+def b3sums(entries: Iterable[FileEntry]) -> bytes:
+    """The list that `b3sum --check` reads, of all files."""
+    lines: list[str] = []
+    for entry in entries:
+        # b3sum refuses names with a replacement character, so such a line could never check.
+        if entry.type is EntryType.FILE and "\ufffd" not in entry.path:
+            escaped = entry.path.replace("\\", "\\\\")
+            mark = "\\" if escaped != entry.path else ""
+            lines.append(f"{mark}{entry.digest}  {escaped}\n")
+    return "".join(lines).encode()
 
 
 def tree_problems(

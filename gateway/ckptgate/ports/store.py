@@ -9,12 +9,12 @@ synchronous, may block, and may come from any thread. A failure whose outcome is
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from ckptgate.errors import UsageError
+from ckptgate.errors import CkptError, RefusedError, UnusableError, UsageError
 from ckptgate.model.documents import Manifest, PointerValue
 from ckptgate.model.reclaim import Part
 
@@ -30,8 +30,11 @@ __all__ = [
     "Records",
     "Store",
     "VerifyMode",
+    "Won",
+    "always",
     "check_verify_mode",
     "put_each",
+    "reclaim_each",
 ]
 
 
@@ -88,6 +91,24 @@ class DigestedFile:
     digest: str
     chunks: bytes
     may_link: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Won:
+    """What came of a removal.
+
+    Attributes:
+        size: bytes that it won.
+        refused: key of each part that the store doesn't let go -> why.
+    """
+
+    size: int
+    refused: Mapping[str, CkptError]
+
+
+def always() -> bool:
+    """The default of `Publication.publish`."""
+    return True
 
 
 class Records(Protocol):
@@ -180,12 +201,23 @@ class DataObjects(ObjectReader, Protocol):
 class Publication(Protocol):
     """The committed state under its own name, derived from the log; all steps are idempotent."""
 
-    def publish(self, run: str, manifest: Manifest, manifest_bytes: bytes) -> None:
+    def publish(
+        self,
+        run: str,
+        manifest: Manifest,
+        manifest_bytes: bytes,
+        *,
+        is_due: Callable[[], bool] = always,
+    ) -> None:
         """Make `run/<name>` show exactly *manifest*, replacing any earlier attempt's.
 
         Safe to repeat, and to run in several processes at once for the same manifest. A foreign
         directory (not made by ckptgate) in its place is moved to `run/.ckptgate/displaced/`, never
         deleted.
+
+        *is_due* is asked once the store has looked at what it is to replace, and again whenever it
+        has to look again; if it says no, nothing is done. A store that can replaces only what it
+        had looked at: so a publisher that was slow never replaces what is newer than its answer.
         """
         ...
 
@@ -289,6 +321,21 @@ class Reclamation(Protocol):
         """Remove it for good; the bytes that this won. Nothing there is success.
 
         A crash leaves a part that is listed again.
+
+        Raises:
+            RefusedError, UnusableError: the store doesn't let it go (a lock, a missing permission).
+            TransientStoreError: nothing is known; call again.
+        """
+        ...
+
+    def reclaim_all(self, run: str, parts: Sequence[Part]) -> Won:
+        """`reclaim` each of *parts*, kind by kind in their order; many cost less together.
+
+        What the store doesn't let go stops no other. `reclaim_each` does for a store where it
+        makes no difference.
+
+        Raises:
+            TransientStoreError: nothing is known of some; call again.
         """
         ...
 
@@ -349,3 +396,15 @@ def put_each(
         except OSError as exc:
             failed[key] = exc
     return failed
+
+
+def reclaim_each(store: Reclamation, run: str, parts: Sequence[Part]) -> Won:
+    """`Reclamation.reclaim_all`, one part after the other."""
+    size = 0
+    refused: dict[str, CkptError] = {}
+    for part in parts:
+        try:
+            size += store.reclaim(run, part)
+        except (RefusedError, UnusableError) as exc:
+            refused[part.key] = exc
+    return Won(size=size, refused=refused)

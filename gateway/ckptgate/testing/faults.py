@@ -8,14 +8,23 @@ thread; calls are counted in the order in which they come.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Final, Literal, TypeAlias, TypeVar
 
 from ckptgate.errors import CkptError, TransientStoreError
 from ckptgate.model.documents import MAX_DOCUMENT_BYTES, Manifest, PointerValue
 from ckptgate.model.reclaim import Part
-from ckptgate.ports.store import DigestedFile, PlainEntry, Store, VerifyMode, put_each
+from ckptgate.ports.store import (
+    DigestedFile,
+    PlainEntry,
+    Store,
+    VerifyMode,
+    Won,
+    always,
+    put_each,
+    reclaim_each,
+)
 
 __all__ = ["MUTATIONS", "CrashError", "FaultPlan", "FaultyStore", "When"]
 
@@ -160,8 +169,16 @@ class FaultyStore:
     def local_path(self, key: str) -> str | None:
         return self._store.local_path(key)
 
-    def publish(self, run: str, manifest: Manifest, manifest_bytes: bytes) -> None:
-        self.plan.run("publish", lambda: self._store.publish(run, manifest, manifest_bytes))
+    def publish(
+        self,
+        run: str,
+        manifest: Manifest,
+        manifest_bytes: bytes,
+        *,
+        is_due: Callable[[], bool] = always,
+    ) -> None:
+        call = lambda: self._store.publish(run, manifest, manifest_bytes, is_due=is_due)  # noqa: E731
+        self.plan.run("publish", call)
 
     def published_attempt(self, run: str, name: str) -> str:
         return self.plan.run("published_attempt", lambda: self._store.published_attempt(run, name))
@@ -220,6 +237,9 @@ class FaultyStore:
 
     def reclaim(self, run: str, part: Part) -> int:
         return self.plan.run("reclaim", lambda: self._store.reclaim(run, part))
+
+    def reclaim_all(self, run: str, parts: Sequence[Part]) -> Won:
+        return reclaim_each(self, run, parts)
 
     def tidy(self, run: str, attempt: str) -> None:
         self.plan.run("tidy", lambda: self._store.tidy(run, attempt))

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from ckptgate.errors import MissingError
+from ckptgate.errors import InvalidNameError, MissingError, RefusedError
 from ckptgate.model.layout import attempt_prefix, full_key, intent_key, member_key, vote_key
-from ckptgate.model.reclaim import PartKind
+from ckptgate.model.reclaim import Part, PartKind
 from ckptgate.ports.store import Store
-from ckptgate.testing.samples import store_checkpoint
+from ckptgate.testing.samples import named_tree, store_checkpoint, write_file
 
 __all__ = ["ReclaimContract"]
 
@@ -29,7 +29,15 @@ def _kinds(store: Store, attempt: str) -> set[PartKind]:
 
 
 class ReclaimContract:
-    """`ports.store.Reclamation`. The fixture *store* is the subclass's."""
+    """`ports.store.Reclamation`. The fixture *store* is the subclass's.
+
+    Attributes:
+        keeps_trees: a published directory that is replaced or hidden is kept until it is reclaimed.
+        forgets_directories: a directory is no longer listed once nothing is in it.
+    """
+
+    keeps_trees = True
+    forgets_directories = True
 
     def test_an_attempt_that_is_not_there_has_no_parts(self, store: Store) -> None:
         assert store.attempt_parts(_RUN, "step-1.0") == []
@@ -46,6 +54,8 @@ class ReclaimContract:
         store.create(f"{attempt_prefix(_RUN, 'step-1.0')}/names/{_MEMBER}/0.json", b"op")
         store.unpublish(_RUN, "step-1", "step-1.0")
         wanted = set(PartKind) - {PartKind.UNFINISHED, PartKind.MANIFEST}
+        if not self.keeps_trees:
+            wanted.remove(PartKind.TREE)
         assert _kinds(store, "step-1.0") >= wanted
         assert not any("intent" in part.key for part in store.attempt_parts(_RUN, "step-1.0"))
 
@@ -63,10 +73,42 @@ class ReclaimContract:
                 store.get(full_key(_RUN, part.key))
         store.tidy(_RUN, "step-1.0")
         assert store.attempt_parts(_RUN, "step-1.0") == []
-        assert store.children(attempt_prefix(_RUN, "step-1.0")) == ["intent.json"]
+        prefix = attempt_prefix(_RUN, "step-1.0")
+        left = store.children(prefix)
+        if not self.forgets_directories:
+            left = [n for n in left if n == "intent.json" or store.children(f"{prefix}/{n}")]
+        assert left == ["intent.json"]
         assert {part.key for part in store.attempt_parts(_RUN, "step-1.1")} == kept
         assert store.published_attempt(_RUN, "step-1") == "step-1.1"
-        assert store.plain_read(f"{_RUN}/step-1/a.bin", 0, 9999) == _FILES["a.bin"]
+        assert named_tree(store, _RUN, "step-1") == _FILES
+
+    def test_many_parts_go_together(self, store: Store, tmp_path: Path) -> None:
+        _publish(store, tmp_path, "step-1.0")
+        _publish(store, tmp_path, "step-1.1")
+        store.create(vote_key(_RUN, "step-1.0", _MEMBER, 0), b"vote")
+        parts = store.attempt_parts(_RUN, "step-1.0")
+        for _ in range(2):
+            won = store.reclaim_all(_RUN, parts)
+            assert not won.refused
+        assert store.attempt_parts(_RUN, "step-1.0") == []
+        assert store.reclaim_all(_RUN, []).size == 0
+        assert named_tree(store, _RUN, "step-1") == _FILES
+
+    def test_only_what_is_the_gateways_is_removed(self, store: Store, tmp_path: Path) -> None:
+        """I9: a plan that was made elsewhere, or edited, removes nothing else."""
+        local = write_file(tmp_path / "spool" / "f", b"precious")
+        store.plain_put(f"{_RUN}/theirs", local, mode=0o644, mtime_ns=0)
+        own = ".ckptgate/attempts/step-1.0"
+        for key, kind in (
+            ("theirs", PartKind.DATA),
+            ("theirs", PartKind.UNFINISHED),
+            (".ckptgate/log/0000000000.json", PartKind.MANIFEST),
+            (f"{own}/../../../theirs", PartKind.DATA),
+        ):
+            part = Part(key=key, kind=kind, size=1)
+            with pytest.raises((RefusedError, InvalidNameError)):
+                store.reclaim(_RUN, part)
+        assert store.plain_read(f"{_RUN}/theirs", 0, 99) == b"precious"
 
     def test_the_bytes_that_go_are_counted_once(self, store: Store, tmp_path: Path) -> None:
         """Also where a published directory shares them with the data."""

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from pathlib import Path
 
 import blake3
 
-from ckptgate.model.documents import EntryType, FileEntry, Manifest, encode
+from ckptgate.model.documents import EntryType, FileEntry, Manifest, decode, encode
 from ckptgate.model.ids import CHUNK_BYTES
 from ckptgate.model.layout import data_key, full_key
-from ckptgate.ports.store import DigestedFile, Store
+from ckptgate.ports.store import DigestedFile, PlainKind, Store
 
-__all__ = ["MEMBER", "digested", "manifest_of", "store_checkpoint", "store_file"]
+__all__ = [
+    "MEMBER",
+    "digested",
+    "manifest_of",
+    "named_tree",
+    "plain_tree",
+    "sample_checkpoint",
+    "store_checkpoint",
+    "store_file",
+    "write_file",
+]
 
 MEMBER = "node-a-0123abcd"
 MTIME_NS = 1_700_000_000_123_000_000
@@ -95,3 +106,53 @@ def store_checkpoint(
         entries.append(store_file(store, run, attempt, path, local, file=number))
     manifest = manifest_of(run, name, attempt, entries)
     return manifest, encode(manifest)
+
+
+def sample_checkpoint(
+    store: Store, tmp_path: Path, run: str, attempt: str = "step-1.0", **files: bytes
+) -> tuple[Manifest, bytes]:
+    """A stored checkpoint named as its attempt; one file if none is given."""
+    spool = tmp_path / "spool"
+    spool.mkdir(exist_ok=True)
+    name = attempt.rpartition(".")[0]
+    contents = files or {"model.pt": b"weights of " + attempt.encode()}
+    return store_checkpoint(store, run, attempt, name, str(spool), contents)
+
+
+def write_file(path: Path, data: bytes) -> str:
+    """Write a local file, and return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return str(path)
+
+
+def plain_tree(store: Store, path: str) -> dict[str, bytes | str]:
+    """Everything below a plain directory: bytes of files, targets of symlinks, "/" for others."""
+    found: dict[str, bytes | str] = {}
+    for entry in store.plain_list(path):
+        key = f"{path}/{entry.name}"
+        match entry.kind:
+            case PlainKind.FILE:
+                found[entry.name] = store.plain_read(key, 0, entry.size + 1)
+            case PlainKind.SYMLINK:
+                found[entry.name] = f"-> {entry.target}"
+            case PlainKind.DIR:
+                found[entry.name] = "/"
+                below = plain_tree(store, key)
+                found.update({f"{entry.name}/{name}": value for name, value in below.items()})
+    return found
+
+
+def named_tree(store: Store, run: str, name: str) -> dict[str, bytes | str]:
+    """As `plain_tree`, of a published checkpoint: what its manifest names."""
+    key = f"{run}/{name}/.ckptgate/manifest.json".lstrip("/")
+    found: dict[str, bytes | str] = {}
+    for entry in decode(store.get(key), Manifest, subject=key).entries:
+        match entry.type:
+            case EntryType.FILE:
+                found[entry.path] = store.read(full_key(run, entry.key), 0, entry.size + 1)
+            case EntryType.SYMLINK:
+                found[entry.path] = f"-> {entry.target}"
+            case EntryType.DIR:
+                found[entry.path] = "/"
+    return found
