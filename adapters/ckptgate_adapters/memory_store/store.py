@@ -12,8 +12,7 @@ import stat
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import replace
 
 import blake3
 
@@ -49,32 +48,18 @@ from ckptgate.ports.store import (
 )
 from ckptgate_adapters.memory_store import checks
 from ckptgate_adapters.memory_store.checks import check_plain, compare, read_local, shown_attempt
+from ckptgate_adapters.memory_store.nodes import MANIFEST, Node, Nodes
 from ckptgate_adapters.memory_store.parts import check_own, parts_of
 
 __all__ = ["MemoryStore"]
 
-_MANIFEST: Final = f"{GATEWAY_DIR}/manifest.json"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Node:
-    kind: PlainKind
-    data: bytes = b""
-    target: str = ""
-    mode: int = 0o644
-    mtime_ns: int = 0
-    uid: int = 0
-    gid: int = 0
-
-
-class MemoryStore:
+class MemoryStore(Nodes):
     """A store that lives as long as this object; share the object to share the store."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._nodes: dict[str, _Node] = {}
+        super().__init__()
         self._run_locks: dict[str, threading.Lock] = {}
-        self._moves = 0
 
     # Records
 
@@ -87,7 +72,7 @@ class MemoryStore:
                 msg = f"other bytes are already stored under {key!r}"
                 raise ExistsError(msg, subject=key)
             if there is None:
-                self._add(key, _Node(kind=PlainKind.FILE, data=bytes(data)))
+                self._add(key, Node(kind=PlainKind.FILE, data=bytes(data)))
 
     def get(self, key: str, *, limit: int = MAX_DOCUMENT_BYTES) -> bytes:
         """The bytes under *key*."""
@@ -114,7 +99,7 @@ class MemoryStore:
             msg = f"{source.path!r} has {len(data)} bytes, it is said to have {source.size}"
             raise IntegrityError(msg, subject=source.path)
         with self._lock:
-            self._add(key, _Node(kind=PlainKind.FILE, data=data))
+            self._add(key, Node(kind=PlainKind.FILE, data=data))
 
     def verify(self, key: str, source: DigestedFile, mode: VerifyMode) -> None:
         """Prove that *key* holds exactly the bytes of *source*."""
@@ -171,7 +156,7 @@ class MemoryStore:
                 else:
                     displaced = join_key(run, GATEWAY_DIR, "displaced")
                     self._move(place, self._fresh(displaced, f"{manifest.name}-"))
-            self._add(place, _Node(kind=PlainKind.DIR, mode=0o755))
+            self._add(place, Node(kind=PlainKind.DIR, mode=0o755))
             for path, node in tree.items():
                 self._add(join_key(place, path), node)
             return True
@@ -179,7 +164,7 @@ class MemoryStore:
     def published_attempt(self, run: str, name: str) -> str:
         """The attempt that `run/<name>` shows now, or ""."""
         with self._lock:
-            node = self._nodes.get(join_key(run, check_name(name), _MANIFEST))
+            node = self._nodes.get(join_key(run, check_name(name), MANIFEST))
         return "" if node is None else shown_attempt(node.data)
 
     def published_problems(self, run: str, manifest: Manifest, manifest_bytes: bytes) -> list[str]:
@@ -190,7 +175,7 @@ class MemoryStore:
                 return [f"{manifest.name}: the published directory is not there"]
             below = f"{place}/"
             found = {k[len(below) :]: n for k, n in self._nodes.items() if k.startswith(below)}
-        own = found.pop(_MANIFEST, None)
+        own = found.pop(MANIFEST, None)
         found.pop(GATEWAY_DIR, None)
         problems = [] if own and own.data == manifest_bytes else [f"{place}: not its manifest"]
         shown = {
@@ -216,9 +201,9 @@ class MemoryStore:
         """Make `run/<pointer>` be *value*."""
         key = join_key(run, check_name(value.pointer))
         if value.kind is PointerKind.SYMLINK:
-            node = _Node(kind=PlainKind.SYMLINK, target=value.content, mode=0o777)
+            node = Node(kind=PlainKind.SYMLINK, target=value.content, mode=0o777)
         else:
-            node = _Node(kind=PlainKind.FILE, data=value.content.encode())
+            node = Node(kind=PlainKind.FILE, data=value.content.encode())
         with self._lock:
             self._add(key, node)
 
@@ -250,7 +235,7 @@ class MemoryStore:
         check_plain(path)
         with self._lock:
             if not path:
-                return self._entry("", _Node(kind=PlainKind.DIR, mode=0o755))
+                return self._entry("", Node(kind=PlainKind.DIR, mode=0o755))
             return self._entry(path, self._node(path))
 
     def plain_list(self, path: str) -> list[PlainEntry]:
@@ -271,7 +256,7 @@ class MemoryStore:
     def plain_put(self, path: str, source: str, *, mode: int, mtime_ns: int) -> None:
         """Replace the file *path* by a copy of the local file *source*."""
         check_plain(path)
-        node = _Node(kind=PlainKind.FILE, data=read_local(source), mode=mode, mtime_ns=mtime_ns)
+        node = Node(kind=PlainKind.FILE, data=read_local(source), mode=mode, mtime_ns=mtime_ns)
         with self._lock:
             self._add(check_relative_path(path), node)
 
@@ -281,7 +266,7 @@ class MemoryStore:
         with self._lock:
             there = self._nodes.get(check_relative_path(path))
             if there is None:
-                self._add(path, _Node(kind=PlainKind.DIR, mode=mode))
+                self._add(path, Node(kind=PlainKind.DIR, mode=mode))
             elif there.kind is not PlainKind.DIR:
                 msg = f"{path!r} is there and no directory"
                 raise ExistsError(msg, subject=path)
@@ -290,7 +275,7 @@ class MemoryStore:
         """Make or replace a symlink."""
         check_plain(path)
         with self._lock:
-            node = _Node(kind=PlainKind.SYMLINK, target=target, mode=0o777)
+            node = Node(kind=PlainKind.SYMLINK, target=target, mode=0o777)
             self._add(check_relative_path(path), node)
 
     def plain_remove(self, path: str, *, is_dir: bool) -> None:
@@ -389,79 +374,13 @@ class MemoryStore:
         with self._lock:
             self._nodes[key] = replace(self._file(key), data=data)
 
-    def _add(self, key: str, node: _Node) -> None:
-        """Put *node* at *key*, making its parents; a directory is never replaced by a file."""
-        there = self._nodes.get(key)
-        if there is not None and PlainKind.DIR in {there.kind, node.kind} and there != node:
-            msg = f"a {there.kind} is already stored under {key!r}"
-            raise ExistsError(msg, subject=key, errno_value=errno.EISDIR)
-        parent = key
-        while parent := parent.rpartition("/")[0]:
-            above = self._nodes.setdefault(parent, _Node(kind=PlainKind.DIR, mode=0o755))
-            if above.kind is not PlainKind.DIR:
-                msg = f"{parent!r} is not a directory"
-                raise UnusableError(msg, subject=key, errno_value=errno.ENOTDIR)
-        self._nodes[key] = node
-
-    def _node(self, key: str) -> _Node:
-        try:
-            return self._nodes[key]
-        except KeyError:
-            msg = f"nothing is stored under {key!r}"
-            raise MissingError(msg, subject=key) from None
-
-    def _file(self, key: str) -> _Node:
-        with self._lock:
-            node = self._node(key)
-        if node.kind is not PlainKind.FILE:
-            msg = f"not a regular file: {key!r}"
-            raise UnusableError(msg, subject=key)
-        return node
-
-    def _names(self, prefix: str) -> list[str]:
-        start = f"{prefix}/" if prefix else ""
-        rest = (key[len(start) :] for key in self._nodes if key.startswith(start))
-        return sorted(name for name in rest if "/" not in name)
-
-    def _move(self, old: str, new: str) -> None:
-        keys = [key for key in self._nodes if key == old or key.startswith(f"{old}/")]
-        moved = {new + key[len(old) :]: self._nodes.pop(key) for key in keys}
-        self._nodes.pop(new, None)
-        for key, node in moved.items():
-            self._add(key, node)
-
-    def _check_replace(self, new: str) -> None:
-        if self._names(new):
-            msg = f"cannot rename to {new!r}: it is not empty"
-            raise ExistsError(msg, subject=new, errno_value=errno.ENOTEMPTY)
-
-    def _fresh(self, prefix: str, start: str) -> str:
-        self._moves += 1
-        return join_key(prefix, f"{start}{self._moves:08x}")
-
-    def _entry(self, path: str, node: _Node) -> PlainEntry:
-        is_dir = node.kind is PlainKind.DIR
-        is_managed = is_dir and join_key(path, _MANIFEST) in self._nodes
-        return PlainEntry(
-            name=path.rpartition("/")[2],
-            kind=node.kind,
-            size=len(node.data) if node.kind is PlainKind.FILE else len(node.target),
-            mode=node.mode,
-            mtime_ns=node.mtime_ns,
-            uid=node.uid,
-            gid=node.gid,
-            target=node.target,
-            is_managed=is_managed,
-            has_runs=is_dir and not is_managed and join_key(path, GATEWAY_DIR) in self._nodes,
-        )
-
-    def _tree(self, run: str, manifest: Manifest, manifest_bytes: bytes) -> dict[str, _Node]:
+    def _tree(self, run: str, manifest: Manifest, manifest_bytes: bytes) -> dict[str, Node]:
         tree = {entry.path: self._published(run, entry) for entry in manifest.entries}
-        tree[_MANIFEST] = _Node(kind=PlainKind.FILE, data=manifest_bytes)
+        tree[MANIFEST] = Node(kind=PlainKind.FILE, data=manifest_bytes)
         return tree
 
-    def _published(self, run: str, entry: FileEntry) -> _Node:
-        node = _Node(
+    def _published(self, run: str, entry: FileEntry) -> Node:
+        node = Node(
             kind=PlainKind(entry.type.value),
             target=entry.target,
             mode=0o777 if entry.type is EntryType.SYMLINK else stat.S_IMODE(entry.mode),

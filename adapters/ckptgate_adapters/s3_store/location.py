@@ -114,6 +114,8 @@ class S3Options:
             *part_bytes* it bounds the memory.
         single_writer: the user says that nobody else writes there, so that put-if-absent isn't
             needed.
+        plain_copy: after each COMMIT the store copies the files to their plain names, for people
+            without ckptgate.
         connect_timeout_s: for a connection.
         stall_s: without any progress in a request, before it is given up.
         tries_max: of a request, the first included.
@@ -131,6 +133,7 @@ class S3Options:
     part_bytes: int = 16 * _MIB
     parts_in_flight: int = 8
     single_writer: bool = False
+    plain_copy: bool = False
     connect_timeout_s: float = 10.0
     stall_s: float = 60.0
     tries_max: int = 6

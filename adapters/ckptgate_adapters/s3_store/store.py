@@ -9,13 +9,17 @@ from __future__ import annotations
 from ckptgate.ports.store import VerifyMode
 from ckptgate_adapters.s3_store.data import S3_MODES, S3Data
 from ckptgate_adapters.s3_store.location import S3Options, parse_s3_url
+from ckptgate_adapters.s3_store.plain import S3Plain
+from ckptgate_adapters.s3_store.publication import S3Publication
+from ckptgate_adapters.s3_store.reclaim import S3Reclaim
 from ckptgate_adapters.s3_store.records import S3Records
 from ckptgate_adapters.s3_store.session import Session
+from ckptgate_adapters.s3_store.uploads import S3Uploads
 
 __all__ = ["S3Store"]
 
 
-class S3Store(S3Records, S3Data):
+class S3Store(S3Records, S3Data, S3Publication, S3Plain, S3Reclaim, S3Uploads):
     """A store below *url*.
 
     Nothing is asked of the service until the first call; `probe` proves that the bucket can be a
@@ -33,6 +37,10 @@ class S3Store(S3Records, S3Data):
         self.session = Session(parse_s3_url(url), options or S3Options())
         S3Records.__init__(self, self.session)
         S3Data.__init__(self, self.session)
+        S3Publication.__init__(self, self.session)
+        S3Plain.__init__(self, self.session)
+        S3Reclaim.__init__(self, self.session)
+        S3Uploads.__init__(self, self.session)
 
     @property
     def url(self) -> str:
