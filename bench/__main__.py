@@ -27,6 +27,7 @@ SUBJECTS = (
     "requests",
     "memory",
     "idle",
+    "s3_upload",
 )
 
 

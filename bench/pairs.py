@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 __all__ = ["alternate", "ratios"]
 
+_T = TypeVar("_T")
 
-def alternate(sides: Sequence[Callable[[], float]], rounds: int) -> list[list[float]]:
+
+def alternate(sides: Sequence[Callable[[], _T]], rounds: int) -> list[list[_T]]:
     """Measure all *sides* in each round, each round in another order; the first round warms up.
 
     Returns:
         One list of *rounds* values a side.
     """
-    values: list[list[float]] = [[] for _ in sides]
+    values: list[list[_T]] = [[] for _ in sides]
     for number in range(rounds + 1):
         order = list(range(len(sides)))
         if number % 2:

@@ -33,6 +33,7 @@ class Sizes:
         members: most members of a simulated checkpoint.
         open: bytes of the checkpoint whose memory is watched.
         idle_s: seconds without anything to do.
+        in_flight: files that are moved to or from S3 at once.
     """
 
     pairs: int
@@ -47,6 +48,7 @@ class Sizes:
     members: int
     open: int
     idle_s: float
+    in_flight: tuple[int, ...]
 
 
 FULL: Final = Sizes(
@@ -62,6 +64,7 @@ FULL: Final = Sizes(
     members=4_096,
     open=20 * GIB,
     idle_s=30.0,
+    in_flight=(1, 4),
 )
 QUICK: Final = Sizes(
     pairs=3,
@@ -76,6 +79,7 @@ QUICK: Final = Sizes(
     members=64,
     open=1 * GIB,
     idle_s=5.0,
+    in_flight=(1, 4),
 )
 TINY: Final = Sizes(
     pairs=1,
@@ -90,6 +94,7 @@ TINY: Final = Sizes(
     members=2,
     open=16 * MIB,
     idle_s=0.2,
+    in_flight=(2,),
 )
 
 

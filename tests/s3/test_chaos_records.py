@@ -49,6 +49,8 @@ def names(pairs: list[tuple[Kind, Case]]) -> list[str]:
 
 
 CREATING = cases(Kind.PUT)
+# Each stall takes its time: where there are several, they are lost requests and replies once more.
+QUICK_CREATING = [pair for pair in CREATING if "stalled" not in pair[1].name]
 
 
 @pytest.mark.parametrize(("kind", "case"), CREATING, ids=names(CREATING))
@@ -61,7 +63,7 @@ def test_one_fault_neither_hides_a_record_nor_changes_it(records, proxy, bucket,
     assert bucket.read("r/log/0") == RECORD
 
 
-@pytest.mark.parametrize(("kind", "case"), CREATING, ids=names(CREATING))
+@pytest.mark.parametrize(("kind", "case"), QUICK_CREATING, ids=names(QUICK_CREATING))
 def test_a_record_is_never_taken_for_another_s(records, proxy, bucket, kind, case: Case):
     """I2, I3, I7: who lost the slot is told so, or that nothing is known."""
     bucket.put("r/log/0", b"another's")
@@ -75,7 +77,7 @@ def test_a_record_is_never_taken_for_another_s(records, proxy, bucket, kind, cas
     assert bucket.read("r/log/0") == b"another's"
 
 
-@pytest.mark.parametrize("name", [n for n, c in FAULTS.items() if Kind.PUT in c.kinds])
+@pytest.mark.parametrize("name", [case.name for _, case in QUICK_CREATING])
 def test_while_the_fault_lasts_it_is_told_and_a_later_try_lands(records, proxy, bucket, name):
     """I10, I11: not known is not success; the same call again ends it."""
     proxy.rule(FAULTS[name].fault, Kind.PUT, times=ALWAYS)
@@ -99,6 +101,8 @@ READING = cases(Kind.GET)
 def test_what_is_read_is_what_is_there_or_an_error(records, proxy, bucket, kind, case, times):
     """I8: neither a cut nor a changed record is ever given out."""
     bucket.put("r/log/0", RECORD, ChecksumAlgorithm="CRC64NVME")
+    if times > 1 and "stalled" in case.name:
+        times = 2
     rule = proxy.rule(case.fault, kind, times=times)
     try:
         assert records.get("r/log/0") == RECORD
