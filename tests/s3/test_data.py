@@ -36,12 +36,6 @@ def write(tmp_path: Path) -> Write:
 
 
 @pytest.fixture
-def proxy(bucket: Bucket) -> Iterator[ChaosProxy]:
-    with chaos(bucket.server.port) as made:
-        yield made
-
-
-@pytest.fixture
 def store(bucket: Bucket, proxy: ChaosProxy) -> Iterator[S3Store]:
     made = _store(bucket, proxy.endpoint)
     yield made

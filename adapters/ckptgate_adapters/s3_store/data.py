@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 from ckptgate.errors import CkptError
 from ckptgate.ports.store import DigestedFile, VerifyMode, check_verify_mode
 from ckptgate_adapters.s3_store.complete import look
+from ckptgate_adapters.s3_store.probing import Probe
 from ckptgate_adapters.s3_store.proof import Sent, prove
 from ckptgate_adapters.s3_store.ranges import ReplacedError, read_bytes
 from ckptgate_adapters.s3_store.readback import read_back
@@ -52,6 +53,10 @@ class S3Data:
     def warnings(self) -> list[str]:
         """What a person should know of the bucket, as far as it was met."""
         return list(self._warnings)
+
+    def probe(self) -> None:
+        """Prove that the bucket can be a store; leaves nothing behind."""
+        self._session.run(Probe(self._session, self._trust, self._warn).run())
 
     def put(self, key: str, source: DigestedFile) -> None:
         """Store the file under *key*, durably on return."""

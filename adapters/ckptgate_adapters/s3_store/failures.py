@@ -34,6 +34,7 @@ from ckptgate.errors import (
 __all__ = [
     "PERMISSIONS",
     "BadBytesError",
+    "BadCredentialsError",
     "ConditionFailedError",
     "ConflictError",
     "DeniedError",
@@ -77,9 +78,13 @@ class OutOfRangeError(IntegrityError):
 
 
 class DeniedError(UnusableError):
-    """The credentials are right, what was asked for isn't allowed to them."""
+    """What was asked for isn't allowed to these credentials."""
 
     errno_value = errno.EACCES
+
+
+class BadCredentialsError(DeniedError):
+    """There are none, or they are wrong or too old."""
 
 
 PERMISSIONS: Final = {
@@ -176,7 +181,7 @@ def from_answer(exc: boto.ClientError, operation: str, subject: str) -> CkptErro
     code, status = str(error.get("Code", "")), int(about.get("HTTPStatusCode") or 0)
     text = " ".join(str(error.get("Message", "")).split())[:_TEXT_CHARS_MAX]
     headers: dict[str, str] = about.get("HTTPHeaders") or {}
-    kind = DeniedError if code in _CREDENTIALS else _BY_CODE.get(code)
+    kind = BadCredentialsError if code in _CREDENTIALS else _BY_CODE.get(code)
     if kind is None:
         kind = _BY_STATUS.get(status) or (UnusableError if status < 505 else TransientStoreError)
     doing = operation.replace("_", " ")
@@ -234,7 +239,7 @@ def from_transport(exc: Exception, operation: str, subject: str) -> CkptError:
     why = " ".join((str(exc) or type(exc).__name__).split())[:_TEXT_CHARS_MAX]
     msg = f"cannot {doing} {subject!r}: {why}"
     if isinstance(exc, _NO_CREDENTIALS):
-        return DeniedError(msg, subject=subject, hint=_CREDENTIALS_HINT)
+        return BadCredentialsError(msg, subject=subject, hint=_CREDENTIALS_HINT)
     if isinstance(exc, boto.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(exc):
         hint = "give the file of the service's certificate authority (ca_bundle)"
         return UnusableError(msg, subject=subject, hint=hint)
