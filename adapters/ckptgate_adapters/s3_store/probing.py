@@ -251,8 +251,8 @@ def _is_no_answer_of_s3(exc: TransientStoreError) -> bool:
     """
     cause = exc.__cause__
     if isinstance(cause, ClientError):
-        response: dict[str, Any] = cause.response
-        has_code = not str(response.get("Error", {}).get("Code", "")).isdigit()
-        headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+        answer: dict[str, Any] = getattr(cause, "response", {})
+        has_code = not str(answer.get("Error", {}).get("Code", "")).isdigit()
+        headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
         return not has_code and "x-amz-request-id" not in headers
     return isinstance(cause, ResponseParserError)
