@@ -8,6 +8,7 @@ not at all. Any thread.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 
@@ -21,8 +22,11 @@ from ckptgate_adapters.s3_store.moving import rename
 from ckptgate_adapters.s3_store.objects import delete, first_below, head, put_small
 from ckptgate_adapters.s3_store.putting import put_local
 from ckptgate_adapters.s3_store.session import Session
+from ckptgate_adapters.s3_store.upload import Uploads
 
 __all__ = ["S3Plain", "keep_directory"]
+
+_log = logging.getLogger(__name__)
 
 
 class S3Plain:
@@ -31,6 +35,7 @@ class S3Plain:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._directories = Directories(session)
+        self._plain_uploads = Uploads(session, _tell)
 
     def plain_stat(self, path: str) -> PlainEntry:
         """What is there now, fresh."""
@@ -84,7 +89,7 @@ class S3Plain:
     # On the loop
 
     def _plain_key(self, path: str) -> str:
-        return self._session.key(check_relative_path(path))
+        return self._session.key(path)
 
     async def _plain_stat(self, path: str) -> PlainEntry:
         below = self._session.location.below(path)
@@ -123,7 +128,7 @@ class S3Plain:
         key = self._plain_key(path)
         await self._plain_no_directory(path)
         attributes = _owned(ObjectKind.FILE, mode=mode, mtime_ns=mtime_ns)
-        await put_local(self._session, key, source, attributes)
+        await put_local(self._session, self._plain_uploads, key, source, attributes)
 
     async def _plain_mkdir(self, path: str, mode: int) -> None:
         key = self._plain_key(path)
@@ -189,6 +194,10 @@ async def keep_directory(session: Session, path: str) -> None:
     if not listed or listed[0].key != prefix:
         attributes = _owned(ObjectKind.DIR, mode=0o755, mtime_ns=time.time_ns())
         await put_small(session, prefix, b"", attributes, is_new=True)
+
+
+def _tell(text: str) -> None:
+    _log.warning("s3-bucket-warning %s", text)
 
 
 def _owned(kind: ObjectKind, *, mode: int, mtime_ns: int) -> Attributes:

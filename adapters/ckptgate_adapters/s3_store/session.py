@@ -23,6 +23,7 @@ import botocore.handlers
 import s3fs
 
 from ckptgate.errors import IntegrityError, TransientStoreError
+from ckptgate.model.ids import check_relative_path
 from ckptgate_adapters.s3_store.bodies import Moving
 from ckptgate_adapters.s3_store.buffers import Buffers
 from ckptgate_adapters.s3_store.checksums import crc64, decode
@@ -122,8 +123,8 @@ class Session:
             connected.thread.stop()
 
     def key(self, path: str) -> str:
-        """The object's key for *path* below the store's root."""
-        return self.location.key(path)
+        """The object's key for *path* below the store's root, which is none itself."""
+        return self.location.key(check_relative_path(path))
 
     # On the loop
 

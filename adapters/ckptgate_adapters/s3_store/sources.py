@@ -90,8 +90,8 @@ class Source:
 
 
 @asynccontextmanager
-async def opened(said: DigestedFile) -> AsyncGenerator[Source]:
-    """The file, if it has the size that it is said to have.
+async def opened(said: DigestedFile, *, may_grow: bool = False) -> AsyncGenerator[Source]:
+    """The file, if it has the size that it is said to have, or more where it *may_grow*.
 
     Raises:
         MissingError, TransientStoreError: it isn't there, or can't be read.
@@ -101,7 +101,7 @@ async def opened(said: DigestedFile) -> AsyncGenerator[Source]:
         file = await aiofiles.open(said.path, "rb", buffering=0, opener=_open)
     try:
         size = os.fstat(file.fileno()).st_size
-        if size != said.size:
+        if size < said.size or (size > said.size and not may_grow):
             raise _size_error(said, size)
         yield Source(file, said)
     finally:

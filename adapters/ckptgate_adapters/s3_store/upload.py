@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 from ckptgate.errors import IntegrityError
@@ -39,6 +40,8 @@ SMALL_BYTES: Final = 1024 * 1024
 
 _STARTS_MAX: Final = 3
 """How often a multipart upload is begun: a rule of the bucket, or a person, may abort one."""
+
+_NO_MORE: Final[Mapping[str, str]] = MappingProxyType({})
 
 _log = logging.getLogger(__name__)
 
@@ -90,10 +93,23 @@ class Uploads:
         self._session = session
         self._warn = warn
 
-    async def send(self, key: str, source: DigestedFile) -> tuple[Sent, bool]:
+    async def send(
+        self,
+        key: str,
+        source: DigestedFile,
+        *,
+        more: Mapping[str, str] = _NO_MORE,
+        may_grow: bool = False,
+    ) -> tuple[Sent, bool]:
         """Store the file under *key*; what was sent, and whether the store proved that it has it.
 
         A file that was sent in one request isn't looked at here.
+
+        Args:
+            key: of the object.
+            source: the file.
+            more: user metadata beside the digest.
+            may_grow: if it is longer now, what it is said to be is sent.
 
         Raises:
             IntegrityError: the file isn't what it is said to be, or arrived as something else.
@@ -101,11 +117,12 @@ class Uploads:
             TransientStoreError: nothing is known.
         """
         plan = plan_parts(source.size, self._session.options.part_bytes)
+        metadata = {**more, DIGEST_NAME: source.digest}
         if plan.count == 1:
-            return await self._send_whole(key, source), False
+            return await self._send_whole(key, source, metadata, may_grow=may_grow), False
         for starts_left in reversed(range(_STARTS_MAX)):
             try:
-                return await self._send_parts(key, source, plan)
+                return await self._send_parts(key, source, plan, metadata, may_grow=may_grow)
             except (NoSuchUploadError, InvalidPartError, BadBytesError) as exc:
                 if not starts_left:
                     msg = f"the upload was lost {_STARTS_MAX} times: {exc}"
@@ -115,32 +132,34 @@ class Uploads:
 
     # In one request
 
-    async def _send_whole(self, key: str, source: DigestedFile) -> Sent:
-        async with opened(source) as file:
+    async def _send_whole(
+        self, key: str, source: DigestedFile, metadata: Mapping[str, str], *, may_grow: bool
+    ) -> Sent:
+        async with opened(source, may_grow=may_grow) as file:
             if source.size <= SMALL_BYTES:
                 data = await file.read()
                 crc = crc64(data)
                 file.check()
-                await self._put(key, source, crc, lambda: data)
+                await self._put(key, metadata, crc, lambda: data)
             else:
-                crc = await self._put_from_place(key, source, file)
+                crc = await self._put_from_place(key, metadata, file)
         return Sent(digest=source.digest, size=source.size, crc=crc)
 
-    async def _put_from_place(self, key: str, source: DigestedFile, file: Source) -> int:
+    async def _put_from_place(self, key: str, metadata: Mapping[str, str], file: Source) -> int:
         place = await self._session.buffers.place()
         is_done = False
         try:
-            view = place.view(source.size)
+            view = place.view(file.said.size)
             crc = await file.read_into(view)
             file.check()
-            await self._put(key, source, crc, lambda: ViewBody(view))
+            await self._put(key, metadata, crc, lambda: ViewBody(view))
             is_done = True
         finally:
             place.free(may_reuse=is_done)
         return crc
 
     async def _put(
-        self, key: str, source: DigestedFile, crc: int, body: Callable[[], bytes | ViewBody]
+        self, key: str, metadata: Mapping[str, str], crc: int, body: Callable[[], bytes | ViewBody]
     ) -> None:
         async def once() -> None:
             answer = await self._session.call(
@@ -148,7 +167,7 @@ class Uploads:
                 Key=key,
                 Body=body(),
                 ChecksumCRC64NVME=encode(crc),
-                Metadata={DIGEST_NAME: source.digest},
+                Metadata=dict(metadata),
             )
             self._check(key, answer, crc)
 
@@ -157,13 +176,19 @@ class Uploads:
     # In parts
 
     async def _send_parts(
-        self, key: str, source: DigestedFile, plan: PartPlan
+        self,
+        key: str,
+        source: DigestedFile,
+        plan: PartPlan,
+        metadata: Mapping[str, str],
+        *,
+        may_grow: bool,
     ) -> tuple[Sent, bool]:
         token = uuid.uuid4().hex
-        upload = await self._begin(key, source, token)
+        upload = await self._begin(key, {**metadata, UPLOAD_NAME: token})
         try:
             parts = _Parts()
-            async with opened(source) as file:
+            async with opened(source, may_grow=may_grow) as file:
                 await first_error(self._send_all(upload, file, plan, parts))
                 file.check()
             sent = parts.sent(source, token)
@@ -173,14 +198,14 @@ class Uploads:
             raise
         return sent, is_proved
 
-    async def _begin(self, key: str, source: DigestedFile, token: str) -> Upload:
+    async def _begin(self, key: str, metadata: Mapping[str, str]) -> Upload:
         # One whose answer is lost leaves an upload without parts; it is removed by its age.
         answer = await self._session.retried(
             "create_multipart_upload",
             Key=key,
             ChecksumAlgorithm="CRC64NVME",
             ChecksumType="FULL_OBJECT",
-            Metadata={DIGEST_NAME: source.digest, UPLOAD_NAME: token},
+            Metadata=dict(metadata),
         )
         if answer.get("AbortDate"):
             self._warn(

@@ -52,7 +52,8 @@ class S3Uploads:
 
     def abort_upload(self, upload: UnfinishedUpload) -> None:
         """Abort it, until none of its parts is left; one that is not there is success."""
-        key = self._session.key(upload.path)
+        # As it is: somebody may have begun one under a name that is no path of ours.
+        key = self._session.location.below("") + upload.path
         self._session.run(abort(self._session, key, upload.upload_id))
 
     async def _old_uploads(self, older_than_s: float) -> list[UnfinishedUpload]:

@@ -10,7 +10,7 @@ from ckptgate.errors import InvalidNameError, MissingError, RefusedError
 from ckptgate.model.layout import attempt_prefix, full_key, intent_key, member_key, vote_key
 from ckptgate.model.reclaim import Part, PartKind
 from ckptgate.ports.store import Store
-from ckptgate.testing.samples import named_tree, store_checkpoint, write_file
+from ckptgate.testing.samples import has_records, named_tree, store_checkpoint, write_file
 
 __all__ = ["ReclaimContract"]
 
@@ -76,7 +76,7 @@ class ReclaimContract:
         prefix = attempt_prefix(_RUN, "step-1.0")
         left = store.children(prefix)
         if not self.forgets_directories:
-            left = [n for n in left if n == "intent.json" or store.children(f"{prefix}/{n}")]
+            left = [name for name in left if has_records(store, f"{prefix}/{name}")]
         assert left == ["intent.json"]
         assert {part.key for part in store.attempt_parts(_RUN, "step-1.1")} == kept
         assert store.published_attempt(_RUN, "step-1") == "step-1.1"

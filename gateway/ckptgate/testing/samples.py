@@ -8,14 +8,16 @@ from pathlib import Path
 
 import blake3
 
+from ckptgate.errors import MissingError
 from ckptgate.model.documents import EntryType, FileEntry, Manifest, decode, encode
 from ckptgate.model.ids import CHUNK_BYTES
-from ckptgate.model.layout import data_key, full_key
+from ckptgate.model.layout import data_key, full_key, join_key
 from ckptgate.ports.store import DigestedFile, PlainKind, Store
 
 __all__ = [
     "MEMBER",
     "digested",
+    "has_records",
     "manifest_of",
     "named_tree",
     "plain_tree",
@@ -156,3 +158,14 @@ def named_tree(store: Store, run: str, name: str) -> dict[str, bytes | str]:
             case EntryType.DIR:
                 found[entry.path] = "/"
     return found
+
+
+def has_records(store: Store, key: str) -> bool:
+    """Whether anything is stored under a key, or below it; "" is the root."""
+    try:
+        if key:
+            store.get(key)
+            return True
+    except MissingError:
+        pass
+    return any(has_records(store, join_key(key, name)) for name in store.children(key))
