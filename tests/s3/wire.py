@@ -92,6 +92,14 @@ class Request:
         headers = {name: value for name, value in self.headers.items() if name not in names}
         return replace(self, head=b"\r\n".join(kept), headers=headers)
 
+    def with_length(self, length: int) -> Request:
+        """The same for a body of *length* bytes."""
+        if "content-length" not in self.headers:
+            return self
+        head = self.without("content-length").head.removesuffix(b"\r\n")
+        head += b"content-length: %d\r\n\r\n" % length
+        return replace(self, head=head, headers={**self.headers, "content-length": str(length)})
+
 
 def _bucket_kind(method: str, query: Mapping[str, str]) -> Kind:
     if method == "POST" and "delete" in query:
