@@ -138,7 +138,7 @@ def test_the_arrival_of_metadata_is_the_commit_event_and_nothing_else_is() -> No
     paths = ["__0_0.distcp"]
     found = registry.commit_event(paths, "rename", ".metadata", ".metadata.tmp")
     assert found is not None
-    assert (found[0].name, found[1]) == ("dcp", "dcp-metadata")
+    assert (found[0].name, found[1].name, found[1].is_early) == ("dcp", "dcp-metadata", False)
     assert registry.commit_event([], "close", ".metadata", "") is not None
     for path in (".metadata.tmp", "__0_0.distcp", "__0.metadata", "a/.metadata", "x.json"):
         assert registry.commit_event(paths, "close", path, "") is None

@@ -17,11 +17,19 @@ from typing import Final
 from ckptgate.engine.manifests import load_manifest
 from ckptgate.engine.runlog import RunLogs
 from ckptgate.errors import CkptError, MissingError, TransientStoreError
+from ckptgate.formats import registry
 from ckptgate.formats.base import FileView
-from ckptgate.formats.registry import recognise
-from ckptgate.model.closure import ExpectedSet, Missing, closure, merge_votes
+from ckptgate.model.closure import (
+    ExpectedSet,
+    Missing,
+    closure,
+    is_edited,
+    known_world_size,
+    merge_votes,
+)
 from ckptgate.model.documents import EntryType, FileEntry, Member, Vote
 from ckptgate.model.entries import SealEvent
+from ckptgate.model.ids import split_attempt_id
 from ckptgate.model.layout import full_key
 from ckptgate.model.merge import foreign_bytes
 from ckptgate.model.rules import RunState
@@ -87,12 +95,15 @@ class Verdict:
         missing: what keeps it from being whole; empty if it is.
         format_name: of the framework, "" where none was recognised.
         world_size: as the checkpoint itself says, None where unknown.
+        has_all_ranks: the format needs no rank's files of which it is unknown whether there are
+            more.
     """
 
     entries: tuple[FileEntry, ...]
     missing: tuple[Missing, ...]
     format_name: str
     world_size: int | None
+    has_all_ranks: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +148,8 @@ class Judge:
         entries, _ = merge_votes(votes, base)
         known = self._what_format(run, attempt, entries, votes)
         previous = None
-        if known.expected is None and event is SealEvent.QUIESCENCE:
+        is_known = known.expected is not None and not known.expected.is_partial
+        if not is_known and event is SealEvent.QUIESCENCE:
             previous = self._previous_paths(run)
         missing = closure(
             event=event,
@@ -157,6 +169,9 @@ class Judge:
             missing=missing,
             format_name=known.format_name,
             world_size=expected.world_size if expected else None,
+            has_all_ranks=expected is None
+            or not (expected.every_rank or expected.rank_files)
+            or known_world_size(expected, members, votes) is not None,
         )
 
     def _is_reclaimed(self, run: str, attempt: str) -> bool:
@@ -180,10 +195,11 @@ class Judge:
         revised = next((vote.base for vote in votes.values() if vote.base), "")
         base = {entry.path: entry.key for entry in self._base(run, revised) if entry.key}
         expected = self._known[run, attempt].expected
-        counted = base.keys() if expected is None else expected.files.keys()
+        is_known = expected is not None and not expected.is_partial
+        counted = expected.files.keys() if expected is not None and is_known else base.keys()
         kept = [e.path for e in entries if e.path in counted and base.get(e.path) == e.key]
         anew = [e.path for e in entries if e.path in counted and base.get(e.path) != e.key]
-        if not kept or not anew:
+        if not kept or not anew or (expected is not None and is_edited(anew, expected)):
             return ()
         what = f"{kept[0]!r} written anew, as {anew[0]!r} was: commit explicitly"
         return (Missing(what, "all writers"),)
@@ -211,21 +227,25 @@ class Judge:
         seen = frozenset((member, hash(vote.entries)) for member, vote in votes.items())
         known = self._known.get((run, attempt))
         if known is None or known.votes != seen:
-            known = self._ask_format(run, entries, seen)
+            known = self._ask_format(run, attempt, entries, seen)
             self._known[run, attempt] = known
             while len(self._known) > VERDICTS_KEPT:
                 self._known.popitem(last=False)
         return known
 
     def _ask_format(
-        self, run: str, entries: Sequence[FileEntry], seen: frozenset[tuple[str, int]]
+        self,
+        run: str,
+        attempt: str,
+        entries: Sequence[FileEntry],
+        seen: frozenset[tuple[str, int]],
     ) -> _Known:
         tree = StoreTree(self._store, run, entries)
-        found = recognise(tree.files())
+        found = registry.recognise(tree.files(), split_attempt_id(attempt)[0])
         if found is None:
             return _Known(seen, "", None, None)
         try:
-            return _Known(seen, found.name, found.expected(tree), None)
+            return _Known(seen, found.name, registry.expected(found, tree), None)
         except TransientStoreError:
             raise
         except CkptError as exc:

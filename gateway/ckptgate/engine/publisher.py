@@ -200,7 +200,7 @@ class Publisher:
 
         While the store was away both may have come here.
         """
-        if not row.event or not row.is_joined or row.seal_index >= 0:
+        if not (row.event or row.detail) or not row.is_joined or row.seal_index >= 0:
             return False
         others = self._spool.attempts(run=row.run, states=UNDECIDED)
         if not any(o.id > row.id and o.job_key != row.job_key and not o.is_joined for o in others):

@@ -1,8 +1,9 @@
 """Sealing and giving up: what happens to an attempt before its SEAL is in the log.
 
-It owns the rules which event seals an attempt (a commit event seen here, explicit commits of all
-ranks in the votes, quiescence of what proves itself), and when an attempt that was never sealed is
-abandoned (a newer incarnation's FENCE, or no writer and no write for long).
+It owns the rules which event seals an attempt (a commit event seen here, an early one once the
+expected set is covered, explicit commits of all ranks in the votes, quiescence of what proves
+itself), and when an attempt that was never sealed is abandoned (a newer incarnation's FENCE, or no
+writer and no write for long) or aborted (an early event, and what it waits for doesn't come).
 
 Thread rule: the publisher's one thread.
 """
@@ -21,8 +22,8 @@ from ckptgate.engine.patience import Patience
 from ckptgate.engine.votes import Voter, is_shared_job
 from ckptgate.errors import RefusedError
 from ckptgate.model.closure import all_ranks_committed
-from ckptgate.model.documents import EntryType
-from ckptgate.model.entries import Entry, Seal, SealEvent
+from ckptgate.model.documents import EntryType, Member, Vote
+from ckptgate.model.entries import Abort, Entry, Seal, SealEvent
 from ckptgate.model.rules import RunState
 from ckptgate.model.states import AttemptState
 from ckptgate.ports.spool import AttemptRow
@@ -51,6 +52,7 @@ class Sealer:
         self._events = node.events
         self._settings = node.settings
         self._patience = Patience(node.clock, node.settings.commit_deadline_s)
+        self._held = Patience(node.clock, node.settings.commit_deadline_s)
         self._idle = Patience(node.clock, node.settings.abandon_after_s)
         self._pace = Pace(node.clock)
         self._turns = node.turns
@@ -67,6 +69,8 @@ class Sealer:
             row = self._find_event(row)
         if row.event and row.is_joined and self._has_final_name(row):
             return self._seal(row)
+        if self._is_overdue(row):
+            return self._abort(row)
         if self._is_idle(row):
             why = f"no writer, no write and no seal for {self._settings.abandon_after_s:g} s"
             return self._abandon(row, f"{why}: {row.reason}" if row.reason else why)
@@ -83,7 +87,7 @@ class Sealer:
         return self._logs.get(row.run).look(judge)
 
     def _has_final_name(self, row: AttemptRow) -> bool:
-        is_complete = SealEvent(row.event) in _COMPLETE_NAMES
+        is_complete = bool(row.event) and SealEvent(row.event) in _COMPLETE_NAMES
         return is_complete or not self._settings.patterns.is_temporary(row.name)
 
     # Events that nobody saw as a call
@@ -94,7 +98,10 @@ class Sealer:
             event = SealEvent.EXPLICIT
         elif row.is_joined and self._pace.is_due(row.id):
             with self._pace.look(row.id):
-                event = SealEvent.QUIESCENCE if self._is_quiescent(row) else None
+                if row.detail:
+                    event = SealEvent.FORMAT if self._is_covered(row) else None
+                elif self._is_quiescent(row):
+                    event = SealEvent.QUIESCENCE
         if event is None:
             return self._fresh(row)
         with self._spool.transaction():
@@ -137,16 +144,9 @@ class Sealer:
             row.run, row.attempt, "", self._quiet_s(row) - self._settings.quiescence_s
         ):
             return False
-        vote, _ = self._voter.build(row)
-        if not any(entry.type is EntryType.FILE for entry in vote.entries):
+        members, final = self._as_if_final(row)
+        if not any(entry.type is EntryType.FILE for entry in final[self._member].entries):
             return False
-        members = self._membership.members(row.run, row.attempt)
-        votes = self._membership.newest_votes(row.run, row.attempt, members)
-        votes[self._member] = vote
-        # Would it be whole if everybody said that this is all?
-        final = {
-            member: msgspec.structs.replace(vote, is_final=True) for member, vote in votes.items()
-        }
         verdict = self._judge.assess(row.run, row.attempt, SealEvent.QUIESCENCE, members, final)
         missing = verdict.missing
         if not missing and row.base is not None and is_shared_job(row.job_key):
@@ -155,6 +155,55 @@ class Sealer:
             missing = self._judge.half_rewritten(row.run, row.attempt, final, entries)
         self._show(row, [str(item) for item in missing])
         return not missing
+
+    def _as_if_final(self, row: AttemptRow) -> tuple[dict[str, Member], dict[str, Vote]]:
+        """All members, and the votes as they would be if everybody said that this is all."""
+        members = self._membership.members(row.run, row.attempt)
+        votes = self._membership.newest_votes(row.run, row.attempt, members)
+        votes[self._member], _ = self._voter.build(row)
+        final = {
+            member: msgspec.structs.replace(vote, is_final=True) for member, vote in votes.items()
+        }
+        return members, final
+
+    def _is_covered(self, row: AttemptRow) -> bool:
+        """Whether what an early event announced is there, of all ranks."""
+        owed = self._voter.owes(row)
+        if owed:
+            self._show(row, owed)
+            return False
+        key = (row.run, row.attempt)
+        self._held.look(key, row.write_ns)
+        if not self._held.is_due(key):
+            return False
+        members, final = self._as_if_final(row)
+        seen = frozenset((member, vote.n) for member, vote in final.items())
+        self._held.looked(key, len(members), (row.write_ns, seen))
+        verdict = self._judge.assess(row.run, row.attempt, SealEvent.FORMAT, members, final)
+        self._show(row, [str(item) for item in verdict.missing])
+        # Where nobody knows how many ranks there are, only silence tells that none is to come.
+        return not verdict.missing and (verdict.has_all_ranks or self._is_quiet(row))
+
+    def _is_overdue(self, row: AttemptRow) -> bool:
+        """Whether an early event waited too long for the rest."""
+        key = (row.run, row.attempt)
+        if not row.detail or row.event or not row.is_joined or self._voter.owes(row):
+            return False
+        self._held.look(key, row.write_ns)
+        return self._held.stalled_s(key) >= self._settings.commit_deadline_s
+
+    def _abort(self, row: AttemptRow) -> bool:
+        limit_s = self._settings.commit_deadline_s
+        reason = f"not whole {limit_s:g} s after {row.detail}, which its writer writes early"
+
+        def decide(state: RunState) -> Entry | None:
+            if row.attempt in state.attempts:
+                return None
+            return Abort(attempt=row.attempt, reason=reason, missing=self._fresh(row).missing)
+
+        record = self._logs.get(row.run).append(decide)
+        self._held.forget((row.run, row.attempt))
+        return record is not None
 
     def _is_quiet(self, row: AttemptRow) -> bool:
         return (
@@ -211,6 +260,7 @@ class Sealer:
             return False
         if record is not None:
             self._patience.forget((row.run, row.attempt))
+            self._held.forget((row.run, row.attempt))
             self._idle.forget((row.run, str(row.id)))
             _log.info("sealed attempt=%s name=%s event=%s", row.attempt, row.name, row.event)
         return record is not None
@@ -223,7 +273,7 @@ class Sealer:
         self._idle.looked(key, 1, written_ns)
         if self._idle.stalled_s(key) < self._settings.abandon_after_s:
             return False
-        if row.event and row.is_joined and self._has_final_name(row):
+        if (row.event or row.detail) and row.is_joined and self._has_final_name(row):
             return False
         handles = self._spool.handles_of_attempt(row.id)
         return all(handle.is_closed for handle in handles)
@@ -236,6 +286,7 @@ class Sealer:
             self._spool.update_attempt(row.id, state=AttemptState.ABANDONED, reason=reason)
         self._voter.forget(row.id)
         self._patience.forget((row.run, row.attempt))
+        self._held.forget((row.run, row.attempt))
         self._idle.forget((row.run, str(row.id)))
         self._events.record("abandoned", f"{row.run}/{row.attempt or row.name}", reason)
         return True

@@ -7,16 +7,30 @@ hostile input becomes an IntegrityError that says what and where. No state; any 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal, Protocol
 
 from ckptgate.errors import IntegrityError
 from ckptgate.model.closure import ExpectedSet
 
-__all__ = ["BytesView", "FileOp", "FileView", "Format", "Tree", "damaged", "read_exact"]
+__all__ = [
+    "BytesView",
+    "CommitEvent",
+    "FileOp",
+    "FileView",
+    "Format",
+    "Inventory",
+    "Part",
+    "Tree",
+    "damaged",
+    "read_exact",
+]
 
 FileOp = Literal["close", "rename"]
 """What happened to a path: its writer closed it, or it got this name."""
+Part = Literal["model", "optimizer", "scheduler", "scaler", "rng", "data", "trainer"]
+"""Training state of a kind; `data` is the place in the data, `trainer` the counters."""
 
 
 class FileView(Protocol):
@@ -44,20 +58,47 @@ class Tree(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitEvent:
+    """An operation by which a framework says that it is done with a checkpoint.
+
+    Attributes:
+        name: stable; stands in the log and in manifests.
+        is_early: it says so of the rank that does it only: others may not even have begun. What
+            follows it counts once the expected set is covered.
+    """
+
+    name: str
+    is_early: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """Which training state a checkpoint holds.
+
+    Attributes:
+        parts: what is there -> the files that hold it, sorted.
+        step: of the training, None where nothing says it.
+    """
+
+    parts: Mapping[Part, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    step: int | None = None
+
+
 class Format(Protocol):
-    """A framework's way to lay out a checkpoint."""
+    """A framework's way to lay out a checkpoint. Everything but the trees' bytes is in names."""
 
     @property
     def name(self) -> str:
         """Stable; stands in manifests."""
         ...
 
-    def recognise(self, paths: Collection[str]) -> bool:
-        """Whether a checkpoint with files of these relative paths is of this format."""
+    def recognise(self, paths: Collection[str], name: str) -> bool:
+        """Whether a checkpoint *name* with files of these relative paths is of this format."""
         ...
 
-    def commit_event(self, op: FileOp, path: str, old: str) -> str:
-        """The event's name if this operation says that no more writes come, else "".
+    def commit_event(self, op: FileOp, path: str, old: str) -> CommitEvent | None:
+        """The event if this operation says that no more writes come, else None.
 
         Args:
             op: what happened.
@@ -66,11 +107,23 @@ class Format(Protocol):
         """
         ...
 
+    def pointer_event(self, pointer: str) -> CommitEvent | None:
+        """The event if a pointer of that name, set to the checkpoint, says so, else None."""
+        ...
+
     def expected(self, tree: Tree) -> ExpectedSet:
         """Which files must exist, and their minimal sizes.
 
         Raises:
             IntegrityError: what says so is torn or hostile; names the file.
+        """
+        ...
+
+    def inventory(self, tree: Tree) -> Inventory:
+        """Which training state is there, without loading any of it.
+
+        Raises:
+            IntegrityError: as `expected`.
         """
         ...
 

@@ -1,9 +1,11 @@
 """PyTorch distributed checkpoints (DCP): `.metadata` and `__<rank>_<n>.distcp`.
 
-Owns what DCP's own files say must exist. `.metadata` is a pickle; it is read as inert values only,
-and may name nothing but what DCP writes there. The commit event is the arrival of `.metadata` at
-the top: rank 0 writes it after it has heard of every rank's writes. One nested level is read for
-the expected set (`model/.metadata`), but is no event: others may follow it. No state; any thread.
+Owns what DCP's own files say must exist, in any folder of any checkpoint. `.metadata` is a pickle;
+it is read as inert values only, and may name nothing but what DCP writes there. The commit event is
+the arrival of `.metadata` at the top: rank 0 writes it after it has heard of every rank's writes. A
+nested one (`model/.metadata`) is no event: others may follow it. torchtitan's, Composer's sharded
+and ByteCheckpoint's checkpoints are such ones; the last names its own by a tracker, once every rank
+is done. No state; any thread.
 """
 
 from __future__ import annotations
@@ -11,21 +13,43 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import ClassVar, Final, cast
 
 from ckptgate.errors import IntegrityError, InvalidNameError
-from ckptgate.formats.base import FileOp, FileView, Tree, read_exact
+from ckptgate.formats.base import (
+    CommitEvent,
+    FileOp,
+    FileView,
+    Inventory,
+    Part,
+    Tree,
+    read_exact,
+)
 from ckptgate.formats.inert import MAX_PICKLE_BYTES, Inert, Pairs, read_inert
+from ckptgate.formats.layout import Layout
+from ckptgate.formats.naming import below
 from ckptgate.model.closure import ExpectedSet
 from ckptgate.model.ids import check_relative_path
 
-__all__ = ["COMMIT_EVENT", "METADATA", "Dcp", "DcpMetadata", "read_metadata"]
+__all__ = ["COMMIT_EVENT", "METADATA", "TRACKER", "Dcp", "DcpMetadata", "read_metadata"]
 
 METADATA: Final = ".metadata"
 COMMIT_EVENT: Final = "dcp-metadata"
-_SHARD = re.compile(r"(?:([^/]+)/)?__\d+_\d+\.distcp")
-_METADATA = re.compile(r"(?:([^/]+)/)?\.metadata")
-_RANK_METADATA = re.compile(r"(?:([^/]+)/)?__\d+\.metadata")
+TRACKER: Final = "latest_checkpointed_iteration.txt"
+"""Megatron's and ByteCheckpoint's pointer."""
+_SHARD = re.compile(r"(?:(.+)/)?__\d+_\d+\.distcp")
+_METADATA = re.compile(r"(?:(.+)/)?\.metadata")
+_RANK_METADATA = re.compile(r"(?:(.+)/)?__\d+\.metadata")
+
+# Which state a stored name belongs to, by a word in it; the first that fits.
+_PARTS: Final[tuple[tuple[Part, re.Pattern[str]], ...]] = (
+    ("scheduler", re.compile(r"(?:.*\.)?\w*scheduler.*")),
+    ("scaler", re.compile(r"(?:.*\.)?(?:grad_)?scaler(?:\..*)?")),
+    ("rng", re.compile(r"(?:.*[./])?rng.*")),
+    ("data", re.compile(r"(?:.*\.)?(?:dataloader|sampler|dataset)\w*(?:\..*)?")),
+    ("optimizer", re.compile(r"(?:.*\.)?optim(?:izer)?\w*(?:\..*)?")),
+    ("trainer", re.compile(r"train_state.*|common_state|step|epoch|iteration|(?:.*\.)?loops\..*")),
+)
 
 # By pattern, as new releases move classes about; nothing of it is ever resolved.
 _MODULES = re.compile(
@@ -47,31 +71,33 @@ class DcpMetadata:
     Attributes:
         files: path relative to the metadata's directory -> bytes that it must have at least.
         world_size: where every rank's plan is attached, else None.
+        keys: names of what is stored.
+        is_megatron: Megatron-core wrote it.
     """
 
     files: dict[str, int]
     world_size: int | None
+    keys: tuple[str, ...] = ()
+    is_megatron: bool = False
 
 
-class Dcp:
+class Dcp(Layout):
     """The format as `base.Format`."""
 
-    @property
-    def name(self) -> str:
-        """Stable; stands in manifests."""
-        return "dcp"
+    name = "dcp"
+    # At the top or one level below; as a part of others it may lie anywhere.
+    own: ClassVar[re.Pattern[str]] = re.compile(
+        r"(?:[^/]+/)?(?:\.metadata|__\d+\.metadata|__\d+_\d+\.distcp)"
+    )
 
-    def recognise(self, paths: Collection[str]) -> bool:
-        """Any metadata or shard of DCP, at the top or one level below."""
-        return any(
-            _METADATA.fullmatch(path) or _SHARD.fullmatch(path) or _RANK_METADATA.fullmatch(path)
-            for path in paths
-        )
-
-    def commit_event(self, op: FileOp, path: str, old: str) -> str:
+    def commit_event(self, op: FileOp, path: str, old: str) -> CommitEvent | None:
         """`.metadata` got its name, or was written under it directly."""
         is_event = path == METADATA and (op == "close" or old != METADATA)
-        return COMMIT_EVENT if is_event else ""
+        return CommitEvent(name=COMMIT_EVENT) if is_event else None
+
+    def pointer_event(self, pointer: str) -> CommitEvent | None:
+        """The tracker is written, by rank 0 after all ranks were done."""
+        return CommitEvent(name="tracker") if pointer == TRACKER else None
 
     def expected(self, tree: Tree) -> ExpectedSet:
         """Every file that a metadata refers to, and the metadata files themselves.
@@ -87,15 +113,17 @@ class Dcp:
         worlds: set[int] = set()
         is_collective = True
         for folder, metadata in sorted(_folders(sizes).items()):
+            if _is_another_s(tree, folder, metadata):
+                continue
             if not metadata:
-                files[_below(folder, METADATA)] = 1
+                files[below(folder, METADATA)] = 1
             is_collective = is_collective and METADATA in (metadata or {METADATA})
             for name in sorted(metadata):
-                path = _below(folder, name)
+                path = below(folder, name)
                 said = read_metadata(tree.open(path), path)
                 files[path] = sizes[path]
                 for relative, size in said.files.items():
-                    full = _below(folder, relative)
+                    full = below(folder, relative)
                     files[full] = max(files.get(full, 0), size)
                 if said.world_size is not None:
                     worlds.add(said.world_size)
@@ -107,6 +135,22 @@ class Dcp:
             world_size=max(worlds, default=None),
             source=", ".join(sorted(path for path in files if path.endswith(METADATA))[:3]),
         )
+
+    def inventory(self, tree: Tree) -> Inventory:
+        """By the names of what is stored; the files that hold it are the metadata.
+
+        Raises:
+            IntegrityError: a metadata is torn or hostile.
+        """
+        found: dict[Part, set[str]] = {}
+        for folder, metadata in _folders(tree.files()).items():
+            for name in metadata:
+                path = below(folder, name)
+                for key in read_metadata(tree.open(path), path).keys:
+                    whole = f"{folder}.{key}" if folder else key
+                    part = next((part for part, words in _PARTS if words.fullmatch(whole)), None)
+                    found.setdefault(part or "model", set()).add(path)
+        return Inventory(parts={part: tuple(sorted(paths)) for part, paths in found.items()})
 
 
 def _folders(paths: Collection[str]) -> dict[str, set[str]]:
@@ -127,8 +171,14 @@ def _folders(paths: Collection[str]) -> dict[str, set[str]]:
     return folders
 
 
-def _below(folder: str, name: str) -> str:
-    return f"{folder}/{name}" if folder else name
+def _is_another_s(tree: Tree, folder: str, metadata: Collection[str]) -> bool:
+    """Whether a `.metadata` somewhere below, without any shard, is no pickle at all."""
+    if not folder or set(metadata) != {METADATA}:
+        return False
+    has_shard = any(
+        (found := _SHARD.fullmatch(path)) and found[1] == folder for path in tree.files()
+    )
+    return not has_shard and tree.open(below(folder, METADATA)).read(0, 1) != b"\x80"
 
 
 def read_metadata(view: FileView, path: str) -> DcpMetadata:
@@ -154,7 +204,12 @@ def read_metadata(view: FileView, path: str) -> DcpMetadata:
         files[relative] = max(files.get(relative, 0), end)
     plans = value.field("all_local_plans")
     world = len(cast("list[object]", plans)) if isinstance(plans, list) and plans else None
-    return DcpMetadata(files=files, world_size=world)
+    state = value.field("state_dict_metadata")
+    keys = (
+        tuple(key for key, _ in state if isinstance(key, str)) if isinstance(state, Pairs) else ()
+    )
+    is_megatron = value.name.endswith("MCoreMetadata")
+    return DcpMetadata(files=files, world_size=world, keys=keys, is_megatron=is_megatron)
 
 
 def _stored(storage: Pairs, path: str) -> Iterator[tuple[str, int]]:

@@ -79,6 +79,7 @@ def read_inert(
     is_allowed: Callable[[str, str], bool],
     is_kept: Callable[[str], bool],
     subject: str,
+    has_persistent_ids: bool = False,
 ) -> object:
     """What the pickle *data* describes, in inert values.
 
@@ -87,6 +88,8 @@ def read_inert(
         is_allowed: whether it may name this module and qualified name.
         is_kept: whether objects of this `module.qualname` keep arguments, state and items.
         subject: whose bytes they are, for errors.
+        has_persistent_ids: whether it may refer to things outside of it, as torch's pickles do to
+            storages; each becomes None.
 
     Raises:
         IntegrityError: over a limit, cut off, malformed, or it names what is not allowed.
@@ -101,6 +104,7 @@ def read_inert(
             msg = f"it ends at byte {scanned.end}, the file at {len(data)}"
             raise damaged(msg)
         machine = _Machine(data, scanned.fetched, is_allowed, is_kept)
+        machine.table = _TORCH_TABLE if has_persistent_ids else _TABLE
         return machine.run()
     except IntegrityError as exc:
         msg = f"pickle {subject} is refused: {exc}"
@@ -130,10 +134,11 @@ class _Machine:
         self.memo_count = 0
         self.is_allowed = is_allowed
         self.is_kept = is_kept
+        self.table = _TABLE
 
     def run(self) -> object:
         """The value at STOP."""
-        table, data = _TABLE, self.data
+        table, data = self.table, self.data
         while True:
             code = data[self.at]
             self.at += 1
@@ -293,6 +298,14 @@ def _new_with_keywords(m: _Machine) -> None:
     m.call(m.pop(), m.pop())
 
 
+def _unread(m: _Machine) -> None:
+    m.pop()
+
+
+def _unread_line(m: _Machine) -> None:
+    m.line()
+
+
 def _one_item(m: _Machine) -> None:
     value, key = m.pop(), m.pop()
     m.set_items([key, value])
@@ -365,3 +378,5 @@ _STEPS: Final[dict[str, _Step]] = {
 }
 # Not there on purpose: persistent ids, extension codes, INST, OBJ and out-of-band buffers.
 _TABLE: Final[list[_Step | None]] = [_STEPS.get(chr(code)) for code in range(256)]
+_TORCH_STEPS: Final = _STEPS | {"P": _push(_unread_line), "Q": _push(_unread)}
+_TORCH_TABLE: Final[list[_Step | None]] = [_TORCH_STEPS.get(chr(code)) for code in range(256)]

@@ -20,6 +20,7 @@ __all__ = [
     "ZIP_MAGICS",
     "ZipSummary",
     "check_zip",
+    "read_stored",
 ]
 
 MAX_DIRECTORY_BYTES: Final = 64 * 1024 * 1024
@@ -86,6 +87,28 @@ def check_zip(view: FileView) -> ZipSummary:
         has_data_pkl = has_data_pkl or record.name.endswith(b"/data.pkl")
         is_all_npy = is_all_npy and record.name.endswith(b".npy")
     return ZipSummary(records=directory.records, has_data_pkl=has_data_pkl, is_all_npy=is_all_npy)
+
+
+def read_stored(view: FileView, suffix: str, limit: int) -> bytes:
+    """The bytes of the first record whose name ends with *suffix*, which is not compressed.
+
+    Only the directory and that record are read.
+
+    Raises:
+        IntegrityError: there is none, it has more than *limit* bytes, or the archive is damaged.
+    """
+    directory = _find_directory(view)
+    raw = read_exact(view, directory.start, directory.size, "zip central directory")
+    ending = suffix.encode()
+    for record in _records(raw, directory):
+        if record.name.endswith(ending):
+            if record.method != _STORED or record.size > limit:
+                msg = f"zip record {suffix!r}: {record.size} bytes by method {record.method}"
+                raise damaged(msg)
+            end = _check_record(view, record, 0, directory.start)
+            return read_exact(view, end - record.stored, record.size, f"zip record {suffix!r}")
+    msg = f"zip has no record {suffix!r}"
+    raise damaged(msg)
 
 
 def _find_directory(view: FileView) -> _Directory:

@@ -22,14 +22,19 @@ from ckptgate.model.merge import Missing, Voted, merge, merge_votes
 __all__ = [
     "ExpectedSet",
     "Missing",
+    "absent_rank_files",
     "all_ranks_committed",
     "closure",
     "explicit_ranks",
+    "is_covered",
+    "is_edited",
+    "known_world_size",
     "merge_votes",
     "names_pattern",
 ]
 
 _NUMBER: Final = re.compile(r"[0-9]+")
+_RANK: Final = re.compile(r"\{rank[^}]*\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,12 @@ class ExpectedSet:
         every_rank: every rank of the job writes to each checkpoint.
         world_size: how many ranks there are, as the checkpoint itself says; None where unknown.
         source: the file that says so, for messages.
+        rank_files: a file that every rank writes, as a path with `{rank}` in it, once; `*/` at its
+            begin stands for any directory.
+        in_progress: files whose presence says that the save is still under way.
+        edited: those of *files* that are also written anew alone, in a checkpoint that is whole.
+        is_partial: the format speaks of these files only: others, which no format describes, may
+            belong to the checkpoint too.
     """
 
     format_name: str
@@ -49,6 +60,10 @@ class ExpectedSet:
     every_rank: bool = False
     world_size: int | None = None
     source: str = ""
+    rank_files: tuple[str, ...] = ()
+    in_progress: frozenset[str] = frozenset()
+    edited: frozenset[str] = frozenset()
+    is_partial: bool = False
 
 
 def names_pattern(paths: Iterable[str]) -> frozenset[str]:
@@ -108,9 +123,12 @@ def closure(
     if expected is not None:
         missing += _uncovered(expected, files, who, waiting)
         missing += _absent_ranks(event, expected, members, votes, waiting)
+        missing += _without_rank_files(expected, files, members, votes, waiting)
         if event is SealEvent.FORMAT and not all_ranks_committed(votes):
             missing += _not_anew(expected, files, base, who)
-    elif event is SealEvent.EXPLICIT:
+    if expected is not None and not expected.is_partial:
+        return tuple(missing)
+    if event is SealEvent.EXPLICIT:
         missing += _uncommitted(votes, who)
     elif event is SealEvent.QUIESCENCE:
         missing += _unproved(files, who)
@@ -185,6 +203,8 @@ def _uncovered(
     expected: ExpectedSet, files: Iterable[Voted], who: _Owners, waiting: Collection[str]
 ) -> Iterator[Missing]:
     present = {voted.entry.path: voted for voted in files}
+    for path in sorted(expected.in_progress & present.keys()):
+        yield Missing(f"the removal of {path!r}: it says that the save is under way", "its writer")
     by = f"a writer that is not known; {expected.source or expected.format_name} names the file"
     for path, size in sorted(expected.files.items()):
         voted = present.get(path)
@@ -205,10 +225,20 @@ def _not_anew(
     are in the place of the new ones.
     """
     before = {entry.path: entry.key for entry in base}
-    for voted in files:
-        entry = voted.entry
-        if entry.path in expected.files and before.get(entry.path) == entry.key:
+    entries = [voted.entry for voted in files if voted.entry.path in expected.files]
+    if is_edited([e.path for e in entries if before.get(e.path) != e.key], expected):
+        return
+    for entry in entries:
+        if before.get(entry.path) == entry.key:
             yield Missing(f"{entry.path!r} written anew, as the rest was", who.all())
+
+
+def is_edited(anew: Collection[str], expected: ExpectedSet) -> bool:
+    """Whether these files of an expected set, written anew in a revision, are only an edit of it.
+
+    Else somebody saves the checkpoint again, and the rest is still to come.
+    """
+    return bool(anew) and expected.edited.issuperset(anew)
 
 
 def _absent_ranks(
@@ -221,12 +251,10 @@ def _absent_ranks(
     """Ranks that neither wrote nor committed, where every one has to."""
     if not expected.every_rank:
         return
-    committed, voted_size, committed_all = explicit_ranks(votes)
+    committed, _, committed_all = explicit_ranks(votes)
     if committed_all:
         return
-    world_size = expected.world_size
-    if world_size is None:
-        world_size = _largest([voted_size, *(member.world_size for member in members.values())])
+    world_size = known_world_size(expected, members, votes)
     if world_size is None:
         # An event of the format says at least that one rank is done; silence says nothing.
         if event is SealEvent.QUIESCENCE:
@@ -237,6 +265,69 @@ def _absent_ranks(
     for rank in range(world_size):
         if rank not in wrote and rank not in committed:
             yield Missing(f"files of rank {rank} of {world_size}", f"rank {rank}")
+
+
+def _without_rank_files(
+    expected: ExpectedSet,
+    files: Iterable[Voted],
+    members: Mapping[str, Member],
+    votes: Mapping[str, Vote],
+    waiting: Collection[str],
+) -> Iterator[Missing]:
+    """Files that each rank writes, of those that did not; a gap shows it without a world size."""
+    if not expected.rank_files or explicit_ranks(votes)[2]:
+        return
+    paths = {*(voted.entry.path for voted in files), *waiting}
+    for rank, path in absent_rank_files(
+        expected, paths, known_world_size(expected, members, votes)
+    ):
+        yield Missing(f"file {path!r}", f"rank {rank}")
+
+
+def is_covered(expected: ExpectedSet, sizes: Mapping[str, int], world_size: int | None) -> bool:
+    """Whether files of these sizes are all that is expected.
+
+    Args:
+        expected: of the format.
+        sizes: path -> bytes.
+        world_size: of the job, where the checkpoint itself doesn't say it.
+    """
+    world_size = world_size if expected.world_size is None else expected.world_size
+    return (
+        all(sizes.get(path, -1) >= size for path, size in expected.files.items())
+        and not any(absent_rank_files(expected, sizes.keys(), world_size))
+        and expected.in_progress.isdisjoint(sizes)
+    )
+
+
+def absent_rank_files(
+    expected: ExpectedSet, paths: Collection[str], world_size: int | None
+) -> Iterator[tuple[int, str]]:
+    """Ranks and the files of theirs that are not among *paths*."""
+    for template in expected.rank_files:
+        pattern = _rank_pattern(template)
+        there = {int(found[1]) for path in paths if (found := pattern.fullmatch(path))}
+        count = max(there, default=-1) + 1 if world_size is None else world_size
+        for rank in range(count):
+            if rank not in there:
+                yield rank, template.removeprefix("*/").format(rank=rank)
+
+
+def _rank_pattern(template: str) -> re.Pattern[str]:
+    head, tail = (re.escape(part) for part in _RANK.split(template))
+    if template.startswith("*/"):
+        head = "(?:.*/)?" + head.removeprefix(re.escape("*/"))
+    return re.compile(f"{head}([0-9]+){tail}")
+
+
+def known_world_size(
+    expected: ExpectedSet, members: Mapping[str, Member], votes: Mapping[str, Vote]
+) -> int | None:
+    """How many ranks there are: as the checkpoint itself says, else the job."""
+    if expected.world_size is not None:
+        return expected.world_size
+    sizes = [vote.world_size for vote in votes.values()]
+    return _largest([*sizes, *(member.world_size for member in members.values())])
 
 
 def _uncommitted(votes: Mapping[str, Vote], who: _Owners) -> Iterator[Missing]:

@@ -173,7 +173,8 @@ class AttemptRow:
         state: what is known.
         root: node of its root directory.
         base: row id of the attempt that it revises, None otherwise.
-        event, detail: the commit event that was seen here ("" for none), see `SealEvent`.
+        event, detail: the commit event that was seen here ("" for none), see `SealEvent`; a detail
+            without an event is that of an early one, which waits for the expected set.
         is_joined: intent and member objects are in the store.
         is_voted: the final vote is decided: no more writes here.
         votes_count: votes written so far.

@@ -1,8 +1,9 @@
 """What says that a checkpoint gets no more writes, as it is seen here: commit events.
 
 Owns the rule that the first event counts. The formats say what an event is; a rename of the whole
-directory from a temporary name, and explicit commits, are events of no format. Inside a change; any
-thread.
+directory from a temporary name, and explicit commits, are events of no format. An early event, by
+which one rank says that it is done, is noted only: the publisher seals once the rest is there.
+Inside a change; any thread.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ from collections.abc import Collection, Iterator
 
 from ckptgate.errors import CkptError, MissingError, UsageError
 from ckptgate.formats import registry
-from ckptgate.formats.base import FileOp
+from ckptgate.formats.base import CommitEvent, FileOp
 from ckptgate.model.entries import SealEvent
-from ckptgate.model.states import AttemptState
+from ckptgate.model.states import UNDECIDED, AttemptState
 from ckptgate.ports.explicit import record_explicit_commit
 from ckptgate.ports.spool import AttemptRow, NodeRow
 from ckptgate.vfs import names
-from ckptgate.vfs.context import Context
+from ckptgate.vfs.context import Context, Who
 
 __all__ = [
     "after_close",
+    "after_pointer",
     "after_rename",
     "commit_explicitly",
     "parse_commit",
@@ -70,7 +72,7 @@ def is_event(ctx: Context, node: NodeRow) -> bool:
     if row is None or row.event:
         return False
     path = names.path_in_attempt(ctx, node.ino)
-    return registry.commit_event(_Paths(ctx, row.id), "close", path, "") is not None
+    return registry.commit_event(_Paths(ctx, row.id), "close", path, "", row.name) is not None
 
 
 def after_rename(ctx: Context, node: NodeRow, old: str) -> None:
@@ -82,9 +84,28 @@ def _look_for_event(ctx: Context, node: NodeRow, op: FileOp, path: str, old: str
     row = None if node.attempt is None else ctx.spool.attempt(node.attempt)
     if row is None or row.event or row.state not in {AttemptState.OPEN, AttemptState.SEALED}:
         return
-    found = registry.commit_event(_Paths(ctx, row.id), op, path, old)
+    found = registry.commit_event(_Paths(ctx, row.id), op, path, old, row.name)
     if found is not None:
-        seal(ctx, row, SealEvent.FORMAT, found[1])
+        _note(ctx, row, found[1])
+
+
+def after_pointer(ctx: Context, who: Who, run_ino: int, name: str, pointer: str) -> None:
+    """A pointer was set to the checkpoint *name* by its incarnation."""
+    for row in reversed(ctx.spool.attempts(run_ino=run_ino, name=name, states=UNDECIDED)):
+        if row.job_key == who.key:
+            found = registry.pointer_event(_Paths(ctx, row.id), pointer, name)
+            if found is not None and not row.event:
+                _note(ctx, row, found[1])
+            return
+
+
+def _note(ctx: Context, row: AttemptRow, event: CommitEvent) -> None:
+    if not event.is_early:
+        seal(ctx, row, SealEvent.FORMAT, event.name)
+    elif row.detail != event.name:
+        ctx.spool.update_attempt(row.id, detail=event.name)
+        ctx.wake()
+        _log.info("early-event run=%r name=%r detail=%s", row.run, row.name, event.name)
 
 
 def seal(ctx: Context, row: AttemptRow, event: SealEvent, detail: str = "") -> None:

@@ -17,6 +17,7 @@ import msgspec
 from ckptgate.errors import CkptError
 from ckptgate.formats import registry
 from ckptgate.formats.base import Format
+from ckptgate.model.closure import is_covered
 from ckptgate.model.states import UNDECIDED, AttemptState, FileState
 from ckptgate.ports.spool import (
     WRITERS_META,
@@ -103,7 +104,7 @@ def is_hidden(ctx: Context, row: AttemptRow, who: Who) -> bool:
         return True
     if row.base is not None:
         return False
-    known = registry.recognise([path for path, _, _ in files])
+    known = registry.recognise([path for path, _, _ in files], row.name)
     if known is None or _has_live_caller(ctx, row):
         return False
     return not _is_whole(ctx, row, known, files)
@@ -181,8 +182,9 @@ def _is_whole(
     tree = _SpoolTree(ctx, files)
     try:
         sizes = tree.files()
-        expected = known.expected(tree)
-        result = all(sizes.get(path, -1) >= size for path, size in expected.files.items())
+        expected = registry.expected(known, tree)
+        # Where a format speaks of a part only, nobody knows.
+        result = expected.is_partial or is_covered(expected, sizes, row.world_size)
     except (CkptError, OSError) as exc:
         _log.info("attempt-not-whole name=%s problem=%s", row.name, exc)
         result = False

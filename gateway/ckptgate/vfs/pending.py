@@ -18,7 +18,7 @@ from ckptgate.ports.spool import (
     PlainOpKind,
     Spool,
 )
-from ckptgate.vfs import names, plain, pointers
+from ckptgate.vfs import events, names, plain, pointers
 from ckptgate.vfs.context import Context, Who
 from ckptgate.vfs.unused import drop_if_unused
 
@@ -137,6 +137,7 @@ def decide(
     target = "" if text is None else names_checkpoint(ctx, parent, text)
     if target:
         ctx.spool.update_pending(row.id, target=target)
+        events.after_pointer(ctx, who, parent.ino, target, row.name)
         ctx.wake()
         return next(item for item in ctx.spool.pending(parent=parent.ino) if item.id == row.id)
     if text is None and names.is_whole(ctx, parent, row.name):

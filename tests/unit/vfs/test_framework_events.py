@@ -1,0 +1,103 @@
+"""What the frameworks' own markers and pointers mean here: an event, an early one, or nothing."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from tests.unit.formats.builders import dcp, deepspeed, hf_trainer, torch_file
+
+from ckptgate.model.states import AttemptState
+
+
+def write(world, name, files):
+    made = set()
+    for path, data in files.items():
+        for depth in range(path.count("/")):
+            folder = "/".join(path.split("/")[: depth + 1])
+            if folder not in made:
+                made.add(folder)
+                world.mkdir(world.a, f"{name}/{folder}")
+        world.write(world.a, f"{name}/{path}", data)
+
+
+def noted(world, name):
+    row = world.attempt(name)
+    return row.state, row.event, row.detail
+
+
+def test_a_marker_of_one_rank_alone_is_noted_and_seals_nothing(world):
+    world.mkdir(world.a, "checkpoint-4")
+    write(world, "checkpoint-4", hf_trainer())
+    assert noted(world, "checkpoint-4") == (AttemptState.OPEN, "", "hf-trainer-state")
+    world.write(world.a, "checkpoint-4/rng_state_1.pth", torch_file({}))
+    assert noted(world, "checkpoint-4")[0] is AttemptState.OPEN
+
+
+def test_a_pointer_that_rank_0_writes_early_is_noted_at_its_target(world):
+    for step in (6, 7):
+        world.mkdir(world.a, f"global_step{step}")
+        write(world, f"global_step{step}", deepspeed())
+    world.write(world.a, "latest", b"global_step7")
+    assert noted(world, "global_step7") == (AttemptState.OPEN, "", "deepspeed-latest")
+    assert noted(world, "global_step6") == (AttemptState.OPEN, "", "")
+
+
+def test_another_job_s_pointer_says_nothing_of_this_one_s_checkpoint(world):
+    world.mkdir(world.a, "global_step7")
+    write(world, "global_step7", deepspeed())
+    world.write(world.b, "latest", b"global_step7")
+    assert noted(world, "global_step7") == (AttemptState.OPEN, "", "")
+
+
+def test_a_pointer_to_content_of_no_framework_is_no_event(world):
+    world.mkdir(world.a, "step-1")
+    world.write(world.a, "step-1/weights.pt", torch_file({}))
+    world.write(world.a, "latest", b"step-1")
+    assert noted(world, "step-1") == (AttemptState.OPEN, "", "")
+
+
+def test_a_tracker_that_follows_a_barrier_seals(world):
+    """ByteCheckpoint: metadata below it came before, and was none."""
+    world.mkdir(world.a, "global_step_4")
+    write(world, "global_step_4", dcp("model") | dcp("optimizer"))
+    assert noted(world, "global_step_4")[1] == ""
+    world.write(world.a, "latest_checkpointed_iteration.txt_tmp_1", b"4")
+    assert noted(world, "global_step_4")[1] == ""
+    name = "latest_checkpointed_iteration.txt"
+    world.rename(world.a, f"{name}_tmp_1", name)
+    assert noted(world, "global_step_4") == (AttemptState.SEALED, "format", "tracker")
+
+
+@pytest.mark.parametrize("name", ["epoch=0-step=2.ckpt", "iter_0000012", "checkpoint-4"])
+def test_a_dcp_s_metadata_is_no_event_where_more_follows_it(world, name):
+    """Lightning's `meta.pt`, Megatron's `metadata.json` and the Trainer's state come later."""
+    world.mkdir(world.a, name)
+    if name == "checkpoint-4":
+        world.write(world.a, f"{name}/training_args.bin", torch_file({}))
+    write(world, name, dcp())
+    assert noted(world, name) == (AttemptState.OPEN, "", "")
+    last = {"epoch=0-step=2.ckpt": "meta.pt", "iter_0000012": "metadata.json"}.get(name)
+    if last is not None:
+        world.write(world.a, f"{name}/{last}", b"{}")
+        assert noted(world, name)[2] != ""
+
+
+def test_a_checkpoint_that_its_rank_0_had_marked_is_hidden_when_a_rank_s_file_is_missing(world):
+    """I8: a job that starts again in place must not resume from it."""
+    world.mkdir(world.a, "checkpoint-4")
+    files = hf_trainer()
+    late = files.pop("rng_state_1.pth")
+    write(world, "checkpoint-4", files)
+    assert world.exists(world.a2, "checkpoint-4")
+    world.die(world.a)
+    assert not world.exists(world.a2, "checkpoint-4")
+    assert late
+
+
+def test_a_part_of_weights_is_not_hidden_when_its_writer_is_gone(world):
+    """`cp -r` of some shards: nobody knows that they were to be all of it."""
+    world.mkdir(world.outside, "step-1")
+    world.write(world.outside, "step-1/model-00001-of-00002.safetensors", b"x")
+    world.identify.dead.update({os.getpid()})
+    assert world.exists(world.outside, "step-1")
