@@ -148,8 +148,7 @@ class Dcp(Layout):
                 path = below(folder, name)
                 for key in read_metadata(tree.open(path), path).keys:
                     whole = f"{folder}.{key}" if folder else key
-                    part = next((part for part, words in _PARTS if words.fullmatch(whole)), None)
-                    found.setdefault(part or "model", set()).add(path)
+                    found.setdefault(_part_of(whole), set()).add(path)
         return Inventory(parts={part: tuple(sorted(paths)) for part, paths in found.items()})
 
 
@@ -169,6 +168,13 @@ def _folders(paths: Collection[str]) -> dict[str, set[str]]:
         if not folders.setdefault(folder, set()):
             folders[folder] = names
     return folders
+
+
+def _part_of(key: str) -> Part:
+    for part, words in _PARTS:
+        if words.fullmatch(key):
+            return part
+    return "model"
 
 
 def _is_another_s(tree: Tree, folder: str, metadata: Collection[str]) -> bool:

@@ -20,15 +20,12 @@ __all__ = ["Layout"]
 class Layout(ABC):
     """A format without surprises (`base.Format`)."""
 
+    name: str
+    """Stable; stands in manifests."""
     own: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
     """Paths that only this format has."""
     parts: ClassVar[PartNames] = ()
     """Which state lies in which of its files."""
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """Stable; stands in manifests."""
 
     def recognise(self, paths: Collection[str], name: str) -> bool:
         """Any file of its own shows it."""

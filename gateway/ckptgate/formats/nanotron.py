@@ -17,7 +17,7 @@ from ckptgate.model.closure import ExpectedSet
 __all__ = ["Nanotron"]
 
 _META: Final = "checkpoint_metadata.json"
-_ALWAYS: Final = (_META, "config.yaml", "model_config.json")
+_ALWAYS: Final[tuple[str, ...]] = (_META, "config.yaml", "model_config.json")
 # Of a model's tensor, only the ranks that split it have a file; the stages hold different ones.
 _TENSOR: Final = re.compile(r"(model/.+_pp-rank-[0-9]+-of-[0-9]+_)(tp-rank-.+\.safetensors)")
 _STATE: Final = re.compile(r"(?:optimizer|random|lr_scheduler)/\w+-[0-9]+-of-[0-9]+.*\.pt")
@@ -47,7 +47,7 @@ class Nanotron(Layout):
     def expected(self, tree: Tree) -> ExpectedSet:
         """The metadata, and every file of each family whose member is there."""
         sizes = tree.files()
-        files = dict.fromkeys(_ALWAYS, 1)
+        files: dict[str, int] = dict.fromkeys(_ALWAYS, 1)
         for path in sizes:
             if found := _TENSOR.fullmatch(path):
                 files.update((f"{found[1]}{other}", 1) for other in family(found[2]))

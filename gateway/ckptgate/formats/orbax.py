@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection
 from typing import ClassVar, Final
 
-from ckptgate.formats.base import CommitEvent, FileOp, Inventory, Tree
+from ckptgate.formats.base import CommitEvent, FileOp, Inventory, Part, Tree
 from ckptgate.formats.layout import Layout
 from ckptgate.formats.naming import PartNames, below
 from ckptgate.formats.texts import read_text
@@ -69,7 +69,9 @@ class Orbax(Layout):
 
     def inventory(self, tree: Tree) -> Inventory:
         """By the items' names, and by the names in their trees."""
-        found = {part: set(paths) for part, paths in super().inventory(tree).parts.items()}
+        found: dict[Part, set[str]] = {
+            part: set(paths) for part, paths in super().inventory(tree).parts.items()
+        }
         for path in tree.files():
             if path.rpartition("/")[2] == _ITEM:
                 words = read_text(tree.open(path), path)

@@ -121,8 +121,8 @@ def expected(known: Format, tree: Tree) -> ExpectedSet:
         world_size=own.world_size if own.world_size is not None else max(worlds, default=None),
         source=", ".join(dict.fromkeys(each.source for each in sets if each.source)),
         rank_files=tuple(template for each in sets for template in each.rank_files),
-        in_progress=frozenset().union(*(each.in_progress for each in sets)),
-        edited=frozenset().union(*(each.edited for each in sets)),
+        in_progress=frozenset(path for each in sets for path in each.in_progress),
+        edited=frozenset(path for each in sets for path in each.edited),
         is_partial=own.is_partial,
     )
 

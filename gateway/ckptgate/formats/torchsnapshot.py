@@ -64,8 +64,8 @@ class _Entry:
     """A stored piece, as far as its lines were read."""
 
     location: str
-    texts: dict[str, str] = field(default_factory=dict)
-    lists: dict[str, list[int]] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict[str, str])
+    lists: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
 
     def take(self, key: str, text: str, numbers: list[int]) -> None:
         """One of its fields; more numbers may come to the list."""
