@@ -15,6 +15,7 @@ test: $(VENV)/.ready-test
 
 # Long matrices too.
 test-all: $(VENV)/.ready-test
+	$(BIN)/python -m pip install --quiet --group frameworks
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 lint: $(VENV)/.ready-test

@@ -24,7 +24,7 @@ from tests.e2e.harness import FAST, Cluster, cli, cluster, until
 pytestmark = [pytest.mark.fuse, pytest.mark.torch, pytest.mark.slow, pytest.mark.full]
 
 TRAINER = Path(__file__).with_name("train_others.py")
-CONFIG = FAST.replace("[commit]\n", "[commit]\nquiescence_s = 4.0\ncommit_deadline_s = 15.0\n")
+CONFIG = FAST.replace("[commit]\n", "[commit]\nquiescence_s = 4.0\ndeadline_s = 15.0\n")
 RUN_S = 200.0
 
 
