@@ -118,14 +118,23 @@ def observed(made: Cluster, run_name: str) -> Iterator[Observer]:
         observer.end()
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory) -> dict[str, list[str]]:
+class Plain:
     """What each training ends with on a plain directory."""
-    base = tmp_path_factory.mktemp("plain")
-    return {
-        name: run(name, base / name, base / f"out-{name}", ranks=1 if name == "lightning" else 2)
-        for name in ("hf", "accelerate", "lightning")
-    }
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.known: dict[str, list[str]] = {}
+
+    def __getitem__(self, name: str) -> list[str]:
+        if name not in self.known:
+            ranks = 1 if name == "lightning" else 2
+            self.known[name] = run(name, self.base / name, self.base / f"out-{name}", ranks=ranks)
+        return self.known[name]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory) -> Plain:
+    return Plain(tmp_path_factory.mktemp("plain"))
 
 
 HF_FILES = {
