@@ -11,7 +11,7 @@ from typing import Final, cast
 
 __all__ = ["FlowBody", "Moving", "ViewBody"]
 
-_PIECE_BYTES: Final = 256 * 1024
+_PIECE_BYTES: Final = 1024 * 1024
 
 
 class Moving:
