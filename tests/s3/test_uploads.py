@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.conftest import give_credentials
 from tests.s3.chaos import ALWAYS, ChaosProxy
-from tests.s3.faults import answer, edit_reply, error_after, error_before
+from tests.s3.faults import answer, delay, edit_reply, error_after, error_before
 from tests.s3.matrix import options
 from tests.s3.servers import Bucket
 from tests.s3.wire import Kind, Reply, Request
@@ -202,6 +204,33 @@ def test_an_abort_that_fails_is_told_and_the_first_error_stays(
     assert isinstance(error, TransientStoreError)
     assert "first" in str(error)
     assert "s3-upload-left-behind" in caplog.text
+
+
+def test_a_store_that_is_closed_in_the_middle_leaves_no_upload_and_no_caller_waiting(
+    proxy: ChaosProxy,
+    shared_bucket: Bucket,
+    prefix: str,
+    source: DigestedFile,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    give_credentials(shared_bucket.server, monkeypatch)
+    closing = S3Store(shared_bucket.url, options(proxy.endpoint, stall_s=10.0))
+    is_under_way = threading.Event()
+
+    def seen(request: Request) -> bool:
+        is_under_way.set()
+        return request.nth == 2
+
+    proxy.rule(delay(30.0), Kind.UPLOAD_PART, where=seen)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(closing.put, f"{prefix}/f", source)
+        assert is_under_way.wait(20)
+        closing.close()
+        with pytest.raises(TransientStoreError, match="closed"):
+            waiting.result(20)
+    assert [key for key, _ in shared_bucket.uploads() if key.startswith(prefix)] == []
+    with pytest.raises(TransientStoreError, match="closed"):
+        closing.read(f"{prefix}/f", 0, 1)
 
 
 def test_a_rule_that_would_abort_the_upload_is_told_once(

@@ -88,7 +88,7 @@ async def _complete_once(
         )
     except (NoSuchUploadError, TransientStoreError) as exc:
         try:
-            head = await look(session, upload.key)
+            head = await session.call("head_object", Key=upload.key, ChecksumMode="ENABLED")
         except MissingError:
             raise exc from None
         if not is_ours(head, sent):

@@ -8,6 +8,7 @@ even closing the loop would take the parent's sockets out of the parent's epoll 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import threading
 import weakref
@@ -26,6 +27,8 @@ _abandoned: list[object] = []
 class LoopThread:
     """The thread and its loop.
 
+    What still runs when it ends is cancelled, and its callers get a TransientStoreError.
+
     Args:
         name: of the thread.
         cleanup: what is awaited on the loop, last, when it ends.
@@ -37,17 +40,22 @@ class LoopThread:
         thread.start()
         self._loop = loop
         self._thread = thread
-        self._finish = weakref.finalize(self, _end, loop, thread, cleanup)
+        self._gate = _Gate()
+        self._finish = weakref.finalize(self, _end, loop, thread, self._gate, cleanup)
 
     def run(self, coro: Coroutine[Any, Any, _T]) -> _T:
         """The result of *coro*; blocks. Never from the loop's own thread."""
         if threading.current_thread() is self._thread:
             coro.close()
             raise AssertionError("the loop's thread can't wait for itself")
-        future = asyncio.run_coroutine_threadsafe(coro, self._loop)
+        with self._gate.lock:
+            if self._gate.is_closed:
+                coro.close()
+                raise TransientStoreError("the store is closed")
+            future = asyncio.run_coroutine_threadsafe(coro, self._loop)
         try:
             return future.result()
-        except asyncio.CancelledError:
+        except concurrent.futures.CancelledError:
             raise TransientStoreError("the store was closed meanwhile") from None
         except BaseException:
             future.cancel()
@@ -66,6 +74,14 @@ class LoopThread:
         _abandoned.append((self, used))
 
 
+class _Gate:
+    """Nothing is begun on a loop that ends: it would never be done."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.is_closed = False
+
+
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     try:
@@ -77,8 +93,12 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
 def _end(
     loop: asyncio.AbstractEventLoop,
     thread: threading.Thread,
+    gate: _Gate,
     cleanup: Callable[[], Coroutine[Any, Any, None]],
 ) -> None:
+    with gate.lock:
+        gate.is_closed = True
+
     async def finish() -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:

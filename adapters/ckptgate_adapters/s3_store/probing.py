@@ -22,6 +22,7 @@ from botocore.parsers import ResponseParserError
 from ckptgate.errors import MissingError, TransientStoreError, UnusableError
 from ckptgate.model.documents import MAX_DOCUMENT_BYTES, StoreFormat, decode
 from ckptgate.model.layout import GATEWAY_DIR, format_key, join_key
+from ckptgate_adapters.s3_store.checksums import crc64, encode
 from ckptgate_adapters.s3_store.complete import Upload
 from ckptgate_adapters.s3_store.failures import (
     PERMISSIONS,
@@ -164,7 +165,7 @@ class Probe:
         async with self._allowed("put_object"):
             try:
                 answer = await self._session.retried(
-                    "put_object", Key=self._name + name, Body=data, **condition
+                    "put_object", Key=self._name + name, Body=data, **_checksum(data), **condition
                 )
             except ConditionFailedError:
                 # Sent twice: the first answer was lost.
@@ -190,7 +191,9 @@ class Probe:
 
     async def _wins(self, key: str, data: bytes) -> bool:
         try:
-            await self._session.call("put_object", Key=key, Body=data, IfNoneMatch="*")
+            await self._session.call(
+                "put_object", Key=key, Body=data, IfNoneMatch="*", **_checksum(data)
+            )
         except (ConditionFailedError, ConflictError):
             return False
         return True
@@ -242,6 +245,11 @@ class Probe:
                 found += page.get("Contents", ())
         newest = max((each["LastModified"] for each in found), default=None)
         return {each["Key"] for each in found if newest - each["LastModified"] > _STALE}
+
+
+def _checksum(data: bytes) -> dict[str, str]:
+    """Each request carries it; a bucket that locks objects takes none without."""
+    return {"ChecksumCRC64NVME": encode(crc64(data))}
 
 
 def _is_no_answer_of_s3(exc: TransientStoreError) -> bool:

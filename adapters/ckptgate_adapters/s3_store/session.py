@@ -118,9 +118,10 @@ class Session:
         """Cancel what runs and close all connections; nothing can be called afterwards."""
         with self._lock:
             self._is_closed = True
-            connected, self._connected = self._connected, None
-        if connected is not None:
-            connected.thread.stop()
+        # What is cancelled still has its connection, to abort what it began.
+        if self._connected is not None:
+            self._connected.thread.stop()
+            self._connected = None
 
     def key(self, path: str) -> str:
         """The object's key for *path* below the store's root, which is none itself."""
