@@ -241,6 +241,7 @@ def from_transport(exc: Exception, operation: str, subject: str) -> CkptError:
     if isinstance(exc, _NO_CREDENTIALS):
         return BadCredentialsError(msg, subject=subject, hint=_CREDENTIALS_HINT)
     if isinstance(exc, boto.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(exc):
+        msg = f"cannot {doing} {subject!r}: the service's certificate isn't trusted"
         hint = "give the file of the service's certificate authority (ca_bundle)"
         return UnusableError(msg, subject=subject, hint=hint)
     if isinstance(exc, (*_TRANSPORT, ResponseParserError)):

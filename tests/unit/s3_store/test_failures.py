@@ -95,7 +95,10 @@ def test_without_an_answer_nothing_is_known(exc: Exception) -> None:
 def test_no_credentials_and_a_wrong_certificate_need_a_person() -> None:
     with pytest.raises(failures.BadCredentialsError), failures.translated("get_object", "k"):
         raise boto.NoCredentialsError
-    with pytest.raises(UnusableError, match="CERTIFICATE"), failures.translated("get_object", "k"):
+    with (
+        pytest.raises(UnusableError, match="isn't trusted"),
+        failures.translated("get_object", "k"),
+    ):
         raise boto.SSLError(endpoint_url="https://x", error="CERTIFICATE_VERIFY_FAILED")
 
 
