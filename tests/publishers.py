@@ -16,8 +16,9 @@ from pathlib import Path
 
 from tests.engine_harness import Cluster, StagedNode
 
-from ckptgate.app.config import CommitSection, Config
+from ckptgate.app.config import Config
 from ckptgate.app.publisher_process import run_publisher
+from ckptgate.app.sections import CommitSection
 from ckptgate.ports.store import Store
 from ckptgate_adapters.system_clock import SystemClock
 

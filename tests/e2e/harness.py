@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +52,20 @@ def until(what: str, is_true: Callable[[], object], timeout_s: float = 30.0) -> 
 class Gateway:
     """One node: a mount of the store with a spool of its own."""
 
-    def __init__(self, base: Path, name: str, store: Path, config: str = FAST) -> None:
+    def __init__(
+        self,
+        base: Path,
+        name: str,
+        store: Path,
+        config: str = FAST,
+        *,
+        url: str = "",
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.name = name
         self.store = store
+        self.address = url or str(store)
+        self.env = dict(env or {})
         self.mnt = base / name / "mnt"
         self.spool = base / name / "spool"
         self.config = base / name / "ckptgate.toml"
@@ -63,9 +74,14 @@ class Gateway:
 
     def start(self) -> Gateway:
         """Mount; fails with the command's words."""
-        done = cli("mount", self.store, self.mnt, "--spool", self.spool, "--config", self.config)
+        done = self.mount()
         assert done.returncode == 0, done.stderr + self.log()
         return self
+
+    def mount(self) -> subprocess.CompletedProcess[str]:
+        """Run the command."""
+        where = (self.address, self.mnt, "--spool", self.spool)
+        return cli("mount", *where, "--config", self.config, env=self.env)
 
     def stop(self, timeout: float = 15.0) -> subprocess.CompletedProcess[str]:
         """Unmount through the command line."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -136,12 +137,14 @@ def test_a_path_that_no_daemon_serves_is_told_from_one_with_another_name(tmp_pat
         run = node.mnt / "run"
         save(run / "step-1", a=b"1")
         until("it is shown", (c.store / "run/step-1").is_dir)
-        for command in (("commit", "--all"), ("abort",), ("wait",), ("pin",)):
+        # A path in the store leads to the daemon that serves it here.
+        for command in (("wait",), ("pin",), ("unpin",), ("status",)):
             done = cli(command[0], c.store / "run/step-1", *command[1:])
-            assert done.returncode == 4, command
-            assert f"is in a store, mounted on {node.mnt}" in done.stderr
-            assert f"name {run}/step-1\n" in done.stderr
-        assert f"name {run}\n" in cli("status", c.store / "run").stderr
+            assert done.returncode == 0, done.stderr
+        done = cli("umount", c.store)
+        assert done.returncode == 4
+        assert f"is a store, mounted on {node.mnt}" in done.stderr
+        assert f"name {node.mnt}\n" in done.stderr
         info = node.info()
         os.kill(info.pid, signal.SIGKILL)
         until("its end", lambda: not info.is_alive)
@@ -150,6 +153,18 @@ def test_a_path_that_no_daemon_serves_is_told_from_one_with_another_name(tmp_pat
             assert done.returncode == 4, word
             assert f"is in the mount {node.mnt}, whose daemon has died" in done.stderr
             assert f"ckptgate mount STORE {node.mnt}" in done.stderr
+
+
+def test_a_path_in_a_store_that_several_daemons_serve_is_refused(tmp_path: Path):
+    with cluster(tmp_path, nodes=2) as c:
+        save(c.nodes[0].mnt / "run/step-1", a=b"1")
+        until("it is shown", (c.store / "run/step-1").is_dir)
+        done = cli("pin", c.store / "run/step-1")
+        assert done.returncode == 64
+        assert all(str(node.mnt) in done.stderr for node in c.nodes)
+        assert f"name {c.nodes[0].mnt}/run/step-1\n" in done.stderr
+        reports = json.loads(cli("status", c.store / "run", "--json").stdout)
+        assert [report["mountpoint"] for report in reports] == [str(n.mnt) for n in c.nodes]
 
 
 def test_ls_tells_which_are_pinned(tmp_path: Path):

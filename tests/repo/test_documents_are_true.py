@@ -11,7 +11,14 @@ import msgspec
 import pytest
 
 from ckptgate.app.cli import build_parser
-from ckptgate.app.config import CommitSection, ConfigFile, NamesSection, ReclaimSection, RoomSection
+from ckptgate.app.config import ConfigFile
+from ckptgate.app.sections import (
+    CommitSection,
+    NamesSection,
+    ReclaimSection,
+    RoomSection,
+    S3Section,
+)
 from ckptgate.errors import CkptError, ErrorKind, ExitCode
 from ckptgate.model import documents, entries
 from ckptgate.model.documents import Document
@@ -44,7 +51,14 @@ def test_every_exit_code_is_in_the_readme():
 
 
 def test_every_configuration_key_is_in_the_readme():
-    for section in (ConfigFile, CommitSection, NamesSection, RoomSection, ReclaimSection):
+    for section in (
+        ConfigFile,
+        CommitSection,
+        NamesSection,
+        RoomSection,
+        ReclaimSection,
+        S3Section,
+    ):
         for key in section.__struct_fields__:
             assert re.search(rf"\b{key}\b", README), key
 

@@ -362,6 +362,9 @@ class MemoryStore(Nodes):
         with contextlib.suppress(MissingError):
             decode(self.get(format_key("")), StoreFormat, subject=format_key(""))
 
+    def close(self) -> None:
+        """It lives as long as somebody has it."""
+
     # For tests
 
     def keys(self) -> list[str]:

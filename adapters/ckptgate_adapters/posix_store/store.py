@@ -51,3 +51,6 @@ class PosixStore(PosixRecords, PosixData, PosixPublication, PosixPlain, PosixRec
     def probe(self) -> None:
         """Prove that the directory can be a store; leaves nothing behind."""
         probe(self._root)
+
+    def close(self) -> None:
+        """Nothing is kept open between calls."""

@@ -10,6 +10,7 @@ from collections.abc import Collection
 
 from ckptgate.errors import IntegrityError, MissingError, RefusedError, UsageError
 from ckptgate.model.documents import EntryType, FileEntry, Manifest
+from ckptgate.model.ids import parents_of
 from ckptgate.model.layout import GATEWAY_DIR
 from ckptgate.ports.store import DataObjects, DigestedFile
 from ckptgate_adapters.s3_store.copying import Source, copy_object, digest_stored, prove_copy
@@ -72,9 +73,11 @@ class S3ExportTarget:
         if stored.size != entry.size:
             msg = f"{key!r} has {stored.size} bytes in the store, wanted {entry.size}"
             raise IntegrityError(msg, subject=key)
+        # What was stored by us says what was proved then; of anything else the bytes have to.
         said = stored.attributes.digest
-        if said and said != entry.digest:
-            msg = f"{key!r} was stored with digest {said}, not {entry.digest}"
+        found = said or store.session.run(digest_stored(store.session, stored.key))
+        if found != entry.digest:
+            msg = f"{key!r} was stored with digest {found}, not {entry.digest}"
             raise IntegrityError(msg, subject=key)
         source = Source.of(store.session, stored)
         self._session.run(self._copy(source, stored, manifest, entry))
@@ -111,7 +114,18 @@ class S3ExportTarget:
         limit = self._session.options.max_parallel
         found = await each(limit, listed, lambda item: head(self._session, item.key))
         there = [item for item in [in_place, *found] if item is not None]
-        others = [i.key for i in there if i.key not in wanted or not _is_of(i, manifest)]
+        above = {
+            f"{self._session.key(parent)}/"
+            for entry in manifest.entries
+            for parent in parents_of(entry.path)
+        }
+        others = [
+            item.key
+            for item in there
+            if not (item.key in wanted and _is_of(item, manifest))
+            # A directory says nothing of who made it where the service makes them by itself.
+            and not (item.key in wanted | above and item.key.endswith("/") and not item.size)
+        ]
         if others and not may_replace:
             raise self._taken(others)
         await remove_all(self._session, others)

@@ -173,7 +173,9 @@ _ELSEWHERE: Final = frozenset({
 })  # fmt: skip
 
 
-def from_answer(exc: boto.ClientError, operation: str, subject: str) -> CkptError:
+def from_answer(
+    exc: boto.ClientError, operation: str, subject: str, bucket: str = "BUCKET"
+) -> CkptError:
     """The contract's error for an answer that says no."""
     response: dict[str, Any] = exc.response
     error: dict[str, Any] = response.get("Error", {})
@@ -192,7 +194,9 @@ def from_answer(exc: boto.ClientError, operation: str, subject: str) -> CkptErro
         msg = f"{msg} ({_skew(headers)})"
     hint = _hint(code, kind, operation, subject, headers)
     if code == "NoSuchBucket":
-        return UnusableError(msg, subject=subject, hint=hint, errno_value=errno.ENOENT)
+        msg = f"there is no bucket {bucket!r}: {text or 'no reason given'}"
+        hint = f"aws s3 mb s3://{bucket}"
+        return UnusableError(msg, subject=bucket, hint=hint, errno_value=errno.ENOENT)
     return kind(msg, subject=subject, hint=hint)
 
 
@@ -206,10 +210,7 @@ def _hint(
     if code in _ELSEWHERE:
         region = headers.get("x-amz-bucket-region", "")
         return f"use the bucket's region{': ' + region if region else ''}"
-    return {
-        "NoSuchBucket": "aws s3 mb s3://BUCKET",
-        "RequestTimeTooSkewed": "timedatectl",
-    }.get(code, "")
+    return "timedatectl" if code == "RequestTimeTooSkewed" else ""
 
 
 def _skew(headers: Mapping[str, str]) -> str:
@@ -250,14 +251,14 @@ def from_transport(exc: Exception, operation: str, subject: str) -> CkptError:
 
 
 @contextmanager
-def translated(operation: str, subject: str) -> Generator[None]:
+def translated(operation: str, subject: str, bucket: str = "BUCKET") -> Generator[None]:
     """Let no error of the client's or the transport's leave the block."""
     try:
         yield
     except CkptError:
         raise
     except boto.ClientError as exc:
-        raise from_answer(exc, operation, subject) from exc
+        raise from_answer(exc, operation, subject, bucket) from exc
     except (boto.BotoCoreError, *_TRANSPORT, ResponseParserError) as exc:
         raise from_transport(exc, operation, subject) from exc
 

@@ -81,7 +81,7 @@ def parse_s3_url(url: str) -> S3Location:
     bucket = arn.group() if arn else rest.partition("/")[0]
     prefix = rest[len(bucket) :].strip("/")
     if not arn and ("@" in bucket or not _BUCKET.fullmatch(bucket)):
-        shown = "..." if "@" in bucket else bucket
+        shown = "..." if any(mark in bucket for mark in "@:") else bucket
         msg = f"{shown!r} is not the name of a bucket"
         hint = "s3://BUCKET/PREFIX; credentials come from the environment or a profile"
         raise ConfigError(msg, subject="store", hint=hint)

@@ -155,7 +155,7 @@ class Session:
             CkptError: the contract's, or one of those of `failures`.
         """
         connected = self._here()
-        with translated(operation, self._subject(params)):
+        with translated(operation, self._subject(params), self.location.bucket):
             client = await self._client(connected)
             async with connected.gate:
                 return await _ask(client, operation, self._with_bucket(params), self._patience)
@@ -197,7 +197,7 @@ class Session:
         """
         connected = self._here()
         subject = self._subject(params)
-        with translated("get_object", subject):
+        with translated("get_object", subject, self.location.bucket):
             client = await self._client(connected)
             async with connected.gate:
                 params = self._with_bucket(params)

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 
 from ckptgate.app.config import Config
+from ckptgate.app.stores import open_store
 from ckptgate.app.units import parse_seconds
 from ckptgate.engine.catalog import StoreCatalog
 from ckptgate.engine.events import EVENTS_FILE, Events
@@ -19,7 +20,6 @@ from ckptgate.ports.store import Store, VerifyMode
 from ckptgate.vfs.settings import VfsSettings
 from ckptgate.vfs.vfs import Vfs
 from ckptgate_adapters.channels import DatagramInvalidations, DatagramWaker
-from ckptgate_adapters.posix_store import PosixStore
 from ckptgate_adapters.proc_identity import ProcIdentity
 from ckptgate_adapters.sqlite_spool import SqliteSpool
 from ckptgate_adapters.system_clock import SystemClock, SystemIds
@@ -46,7 +46,7 @@ class Parts:
 
 def build_parts(config: Config) -> Parts:
     """Open the store and the (existing) spool of a mount."""
-    store = PosixStore(config.store)
+    store = open_store(config.store, config.s3)
     spool = SqliteSpool.attach(config.spool)
     clock, ids = SystemClock(), SystemIds()
     member = spool.get_meta("member") or ""

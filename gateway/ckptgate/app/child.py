@@ -11,11 +11,8 @@ import os
 import signal
 import sys
 
-import msgspec
-
-from ckptgate.app.config import Config
+from ckptgate.app.config import read_saved_config
 from ckptgate.app.logs import configure_logging
-from ckptgate.app.supervisor import CONFIG_FILE
 
 __all__ = ["main"]
 
@@ -29,16 +26,11 @@ def _end_with_parent(parent: int) -> None:
         sys.exit(1)
 
 
-def _load(spool: str) -> Config:
-    with open(os.path.join(spool, CONFIG_FILE), "rb") as stream:
-        return msgspec.json.decode(stream.read(), type=Config)
-
-
 def main(argv: list[str]) -> int:
     """Run one child; returns its exit code."""
     name, spool, parent, *rest = argv
     _end_with_parent(int(parent))
-    config = _load(spool)
+    config = read_saved_config(spool)
     configure_logging(config.log_level, process=name)
     if name == "mount":
         from ckptgate.app.mount_process import run_mount  # noqa: PLC0415 - only what it needs

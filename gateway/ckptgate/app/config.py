@@ -9,155 +9,56 @@ from __future__ import annotations
 import hashlib
 import os
 import tomllib
+from collections.abc import Mapping
 from typing import Final
-from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from ckptgate.app.units import parse_bytes, parse_seconds
+from ckptgate.app.addresses import is_url, store_address, store_identity
+from ckptgate.app.sections import (
+    CommitSection,
+    NamesSection,
+    ReclaimSection,
+    RoomSection,
+    S3Section,
+    Strict,
+)
 from ckptgate.errors import ConfigError, UsageError
-from ckptgate.model.kinds import DEFAULT_PATTERNS, NamePatterns
+from ckptgate.ports.store import VerifyMode
 
 __all__ = [
     "SYSTEM_DIRECTORY",
-    "CommitSection",
     "Config",
     "ConfigFile",
-    "NamesSection",
-    "ReclaimSection",
-    "RoomSection",
     "default_spool",
     "load_config_file",
     "make_config",
+    "read_saved_config",
     "runtime_directory",
+    "s3_options",
+    "save_config",
     "state_directory",
-    "store_path",
 ]
 
 MAX_CONFIG_BYTES: Final = 1 << 20
-SPOOL_BYTES_MIN: Final = 1 << 20
+CONFIG_FILE: Final = "config.json"
+"""In the spool: what the running mount was configured with."""
 _LOG_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 SYSTEM_DIRECTORY: Final = "/run/ckptgate"
 """Where root's running mounts are listed, for everybody to see."""
 
 
-class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base: unknown keys are errors."""
-
-
-class CommitSection(_Strict, frozen=True, kw_only=True):
-    """`[commit]`: how long things may take. All in seconds.
-
-    Attributes:
-        deadline_s: from the SEAL to the ABORT of what isn't whole.
-        quiescence_s: without a write, before an attempt without a commit event may be sealed.
-        abandon_after_s: without a live writer and without a SEAL, until an attempt is given up.
-        survivor_delay_s: until other nodes finish what a silent node left undecided.
-        live_interval_s: between copies of a live file that grows.
-        idle_interval_s: between looks at the log when nothing is under way.
-        resume_wait_s: at most, a new job waits for sealed attempts that can still commit.
-        decision_wait_s: at most, a write into an attempt that is being decided waits.
-    """
-
-    deadline_s: float = 600.0
-    quiescence_s: float = 30.0
-    abandon_after_s: float = 900.0
-    survivor_delay_s: float = 5.0
-    live_interval_s: float = 2.0
-    idle_interval_s: float = 2.0
-    resume_wait_s: float = 60.0
-    decision_wait_s: float = 30.0
-
-    def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            if getattr(self, name) < 0:
-                msg = f"commit.{name} is negative"
-                raise ValueError(msg)
-
-
-class NamesSection(_Strict, frozen=True, kw_only=True):
-    """`[names]`: shell patterns of names with a meaning; each replaces the default list."""
-
-    checkpoints: tuple[str, ...] = DEFAULT_PATTERNS.checkpoints
-    temporaries: tuple[str, ...] = DEFAULT_PATTERNS.temporaries
-    pointers: tuple[str, ...] = DEFAULT_PATTERNS.pointers
-    whole_suffixes: tuple[str, ...] = DEFAULT_PATTERNS.whole_suffixes
-
-    def patterns(self) -> NamePatterns:
-        """As the model wants them."""
-        return NamePatterns(
-            checkpoints=self.checkpoints,
-            temporaries=self.temporaries,
-            pointers=self.pointers,
-            whole_suffixes=self.whole_suffixes,
-        )
-
-
-class RoomSection(_Strict, frozen=True, kw_only=True):
-    """`[room]`: how full the spool's disk may get, as shares of it that are free.
-
-    Attributes:
-        free_min_share: below it, local copies of published checkpoints are given up; 0 for never.
-        free_target_share: until so much is free again.
-        spool_max: how much the spool itself may take (`500GiB`), "" for as much as there is: above
-            it the same copies are given up, and where none is left new files are refused.
-    """
-
-    free_min_share: float = 0.25
-    free_target_share: float = 0.4
-    spool_max: str = ""
-
-    @property
-    def spool_max_bytes(self) -> int:
-        """Bytes, 0 for no limit."""
-        return parse_bytes(self.spool_max) if self.spool_max else 0
-
-    def __post_init__(self) -> None:
-        if self.spool_max and self.spool_max_bytes < SPOOL_BYTES_MIN:
-            msg = f"room.spool_max is less than {SPOOL_BYTES_MIN} bytes"
-            raise ValueError(msg)
-        for name in ("free_min_share", "free_target_share"):
-            if not 0 <= getattr(self, name) < 1:
-                msg = f"room.{name} is not in 0 <= x < 1"
-                raise ValueError(msg)
-        if self.free_min_share > self.free_target_share:
-            msg = "room.free_min_share is more than room.free_target_share"
-            raise ValueError(msg)
-
-
-class ReclaimSection(_Strict, frozen=True, kw_only=True):
-    """`[reclaim]`: how long what is dead is kept, as durations (`24h`, `7d`, `forever`).
-
-    Attributes:
-        grace: what is replaced, deleted, aborted, or was never finished.
-        keep_aborted: in the spool, the files of what was aborted or abandoned; at least the grace.
-        lost_after: an attempt that nobody sealed and that nothing comes to any more is aborted.
-    """
-
-    grace: str = "24h"
-    keep_aborted: str = "7d"
-    lost_after: str = "7d"
-
-    def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            try:
-                parse_seconds(getattr(self, name))
-            except ValueError as exc:
-                msg = f"reclaim.{name}: {exc}"
-                raise ValueError(msg) from exc
-
-
-class ConfigFile(_Strict, frozen=True, kw_only=True):
+class ConfigFile(Strict, frozen=True, kw_only=True):
     """What the file of `--config` may hold; the command line wins over it.
 
     Attributes:
-        store: directory or `file:///` URL.
+        store: directory, `file:///` URL or `s3://bucket/prefix`.
         spool: local directory for staging.
         job: job key for callers of whom nothing can be read, "" for none (`run:<id>`).
         passthrough: let the kernel read and write staged files itself where it can.
-        verify: `size` or `readback`; "" chooses by the store's file system.
+        verify: `size`, `checksum` or `readback`, as far as the store offers it; "" chooses.
         log_level: of the daemon.
-        commit, names, room, reclaim: see there.
+        commit, names, room, reclaim, s3: see there.
     """
 
     store: str = ""
@@ -170,13 +71,15 @@ class ConfigFile(_Strict, frozen=True, kw_only=True):
     names: NamesSection = NamesSection()
     room: RoomSection = RoomSection()
     reclaim: ReclaimSection = ReclaimSection()
+    s3: S3Section = S3Section()
 
 
-_SECTIONS: Final[dict[str, type[_Strict]]] = {
+_SECTIONS: Final[dict[str, type[Strict]]] = {
     "commit": CommitSection,
     "names": NamesSection,
     "room": RoomSection,
     "reclaim": ReclaimSection,
+    "s3": S3Section,
 }
 
 
@@ -213,21 +116,6 @@ def _all_keys() -> list[str]:
     return keys
 
 
-def store_path(store: str) -> str:
-    """The absolute directory that a STORE argument names.
-
-    Raises:
-        UsageError: it is a URL of a kind that this version doesn't serve.
-    """
-    if "://" not in store:
-        return os.path.realpath(os.path.expanduser(store))
-    parts = urlsplit(store)
-    if parts.scheme != "file" or parts.netloc not in {"", "localhost"}:
-        msg = f"store {store!r} is not a directory or a file:/// URL"
-        raise UsageError(msg, subject=store, hint="ckptgate mount DIRECTORY MOUNTPOINT")
-    return os.path.realpath(unquote(parts.path))
-
-
 def state_directory() -> str:
     """Where spools are by default: `/var/lib/ckptgate` for root, else the user's state folder."""
     if os.geteuid() == 0:
@@ -245,13 +133,55 @@ def runtime_directory() -> str:
 
 
 def default_spool(store: str, mountpoint: str) -> str:
-    """The spool of this pair of store and mount point: the same at every start."""
+    """The spool of this pair of store (its identity) and mount point: the same at every start."""
     identity = f"{store}\0{mountpoint}".encode()
     return os.path.join(state_directory(), "spool-" + hashlib.sha256(identity).hexdigest()[:16])
 
 
+def s3_options(
+    file: S3Section,
+    environ: Mapping[str, str],
+    *,
+    endpoint_url: str = "",
+    profile: str = "",
+    region: str = "",
+) -> S3Section:
+    """The S3 section; arguments that aren't "" win over the file, and that over the environment.
+
+    What boto takes from the environment stays there, but for where the service is: the commands
+    that are given a mount's path must find the same one, whatever their own environment says.
+
+    Raises:
+        UsageError, ConfigError: an argument is not what it should be.
+    """
+    is_heard = environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() != "true"
+    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") if is_heard else ()
+    regions = ("AWS_DEFAULT_REGION", "AWS_REGION")
+    own_profile = profile or file.profile
+    try:
+        return msgspec.structs.replace(
+            file,
+            endpoint_url=endpoint_url or file.endpoint_url or _first(environ, names),
+            profile=own_profile,
+            # A profile that is named has a region of its own.
+            region=region or file.region or ("" if own_profile else _first(environ, regions)),
+        )
+    except ValueError as exc:
+        raise UsageError(str(exc), subject="s3", hint="--endpoint-url https://HOST:PORT") from exc
+
+
+def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> str:
+    return next((environ[name] for name in names if environ.get(name)), "")
+
+
 def make_config(
-    file: ConfigFile, *, store: str, mountpoint: str, spool: str, spool_max: str = ""
+    file: ConfigFile,
+    *,
+    store: str,
+    mountpoint: str,
+    spool: str,
+    spool_max: str = "",
+    s3: S3Section | None = None,
 ) -> Config:
     """The whole configuration; arguments that aren't "" win over the file.
 
@@ -262,25 +192,53 @@ def make_config(
     if not chosen:
         msg = "no store is given"
         raise UsageError(msg, hint="ckptgate mount STORE MOUNTPOINT, or `store` in the file")
-    root = store_path(chosen)
+    root = store_address(chosen)
     where = os.path.abspath(mountpoint)
-    staged = spool or file.spool or default_spool(root, where)
-    if "://" in staged:
+    section = s3 or file.s3
+    identity = store_identity(root, section.endpoint_url)
+    staged = spool or file.spool or default_spool(identity, where)
+    if is_url(staged):
         msg = f"spool {staged!r} is not a local directory"
         raise UsageError(msg, subject=staged)
     staged = os.path.realpath(os.path.expanduser(staged))
-    _check_apart(store=root, mountpoint=where, spool=staged)
+    local = {} if is_url(root) else {"store": root}
+    _check_apart(**local, mountpoint=where, spool=staged)
     if file.log_level not in _LOG_LEVELS:
         msg = f"log_level is {file.log_level!r}, not one of {', '.join(_LOG_LEVELS)}"
         raise ConfigError(msg, subject="log_level")
-    if file.verify not in {"", "size", "readback"}:
-        msg = f"verify is {file.verify!r}, not 'size' or 'readback'"
+    if file.verify not in {"", *VerifyMode}:
+        msg = f"verify is {file.verify!r}, not one of {', '.join(VerifyMode)}"
         raise ConfigError(msg, subject="verify")
     values = {name: getattr(file, name) for name in ConfigFile.__struct_fields__}
-    values.update(store=root, spool=staged, mountpoint=where)
+    values.update(store=root, spool=staged, mountpoint=where, s3=section)
     if spool_max:
         values["room"] = _with_limit(file.room, spool_max)
     return Config(**values)
+
+
+def save_config(config: Config) -> None:
+    """Write it into its spool, for the mount's processes and for commands."""
+    path = os.path.join(config.spool, CONFIG_FILE)
+    with open(path + ".new", "wb") as stream:
+        stream.write(msgspec.json.encode(config))
+    os.replace(path + ".new", path)
+
+
+def read_saved_config(spool: str) -> Config:
+    """What `save_config` wrote into the spool.
+
+    Raises:
+        OSError: it can't be read.
+        ConfigError: another release wrote it.
+    """
+    path = os.path.join(spool, CONFIG_FILE)
+    with open(path, "rb") as stream:
+        data = stream.read(MAX_CONFIG_BYTES)
+    try:
+        return msgspec.json.decode(data, type=Config)
+    except msgspec.DecodeError as exc:
+        msg = f"{path} is not of this release: {exc}"
+        raise ConfigError(msg, subject=path, hint="mount again") from exc
 
 
 def _with_limit(room: RoomSection, spool_max: str) -> RoomSection:

@@ -1,23 +1,41 @@
 """What a PATH argument means: a mount's or a store's run and checkpoint.
 
-A path inside a running mount leads to its daemon and its store; any other path is taken as lying in
-a store directory, in which a run is a directory that holds `.ckptgate`.
+A path inside a running mount leads to its daemon and its store; any other path, and any
+`s3://bucket/prefix`, is taken as lying in a store, in which a run is a directory that holds
+`.ckptgate`. A daemon is found by a path in its store, too, where it is the only one here that
+serves it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Generator
 from dataclasses import dataclass
 
-from ckptgate.app.config import store_path
+from ckptgate.app.addresses import below, is_url, joined, split_address, store_address
+from ckptgate.app.config import read_saved_config
 from ckptgate.app.mountpoints import is_mounted
 from ckptgate.app.registry import MountInfo, find_mount, list_mounts
-from ckptgate.errors import MissingError, UsageError
+from ckptgate.app.sections import S3Section
+from ckptgate.app.stores import opened_store
+from ckptgate.errors import ConfigError, IntegrityError, MissingError, UsageError
 from ckptgate.model.documents import MAX_POINTER_BYTES
 from ckptgate.model.kinds import DEFAULT_PATTERNS
 from ckptgate.model.layout import GATEWAY_DIR
+from ckptgate.ports.store import Store
 
-__all__ = ["Place", "locate_checkpoint", "locate_in_mount", "locate_run", "require_mount"]
+__all__ = [
+    "Place",
+    "Served",
+    "locate_address",
+    "locate_checkpoint",
+    "locate_in_mount",
+    "locate_run",
+    "locate_served",
+    "require_mount",
+    "serving",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,60 +43,108 @@ class Place:
     """Where something is.
 
     Attributes:
-        store: directory of the store (or of the run itself, where only that is known).
+        store: address of the store (or of the run itself, where only that is known).
         run: the run's path in it.
         name: the checkpoint, "" for a run.
         mount: the running mount it was named through, if any.
+        s3: how the store is spoken to if it is a bucket.
     """
 
     store: str
     run: str
     name: str
     mount: MountInfo | None
+    s3: S3Section
+
+    @contextlib.contextmanager
+    def opened(self) -> Generator[Store]:
+        """The store, closed in the end."""
+        with opened_store(self.store, self.s3) as store:
+            yield store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A path by which a daemon was found: the mount, and what of the path is below its root."""
+
+    mount: MountInfo
+    below: str
 
 
 def _absolute(path: str) -> str:
     """The path with links of its directory resolved; its last part may be hidden or a link."""
-    path = store_path(path) if "://" in path else os.path.abspath(os.path.expanduser(path))
+    if "://" in path:
+        path = store_address(path)
+        if is_url(path):
+            return path
+    path = os.path.abspath(os.path.expanduser(path))
     head, tail = os.path.split(path)
     return os.path.join(os.path.realpath(head), tail) if tail else os.path.realpath(path)
 
 
-def locate_run(path: str) -> Place:
+def _resolved(path: str) -> str:
+    """The same with all links resolved."""
+    where = _absolute(path)
+    return where if is_url(where) else os.path.realpath(where)
+
+
+def locate_run(path: str, s3: S3Section) -> Place:
     """The run that *path* names.
 
+    Args:
+        path: of a run's directory, in a mount or a store.
+        s3: how a bucket is spoken to that isn't named through a mount.
+
     Raises:
-        MissingError: there is no run.
+        MissingError: there is no run. (Of a bucket only who reads the run's log sees that.)
     """
-    where = os.path.realpath(_absolute(path))
+    where = _resolved(path)
+    if is_url(where):
+        return Place(store=where, run="", name="", mount=None, s3=s3)
     mount = find_mount(where)
     if mount is not None:
         run = os.path.relpath(where, mount.mountpoint)
-        return Place(store=mount.store, run="" if run == "." else run, name="", mount=mount)
+        run = "" if run == "." else run
+        return Place(store=mount.store, run=run, name="", mount=mount, s3=_s3_of(mount, s3))
     if not os.path.isdir(os.path.join(where, GATEWAY_DIR)):
         _refuse_dead(path, where)
         msg = f"no run at {path}: it is in no mount and holds no {GATEWAY_DIR}"
         raise MissingError(msg, subject=path, hint="name a run's directory, in a mount or a store")
-    return Place(store=where, run="", name="", mount=None)
+    return Place(store=where, run="", name="", mount=None, s3=s3)
 
 
-def locate_checkpoint(path: str) -> Place:
+def locate_address(path: str, s3: S3Section) -> Place:
+    """The store that *path* names, or what of one it names, as a store of its own.
+
+    Raises:
+        MissingError: its mount's daemon has died.
+    """
+    where = _resolved(path)
+    mount = None if is_url(where) else find_mount(where)
+    if mount is None:
+        return Place(store=where, run="", name="", mount=None, s3=s3)
+    address = joined(mount.store, below(where, mount.mountpoint) or ".")
+    return Place(store=address, run="", name="", mount=mount, s3=_s3_of(mount, s3))
+
+
+def locate_checkpoint(path: str, s3: S3Section) -> Place:
     """The checkpoint that *path* names; `latest` and other links are followed.
 
     Raises:
         MissingError, UsageError: the path can't be one.
+        TransientStoreError, UnusableError: the store was asked for a pointer, and failed.
     """
     where = _absolute(path)
-    target = _pointer_target(where)
+    target = _pointer_target(where, s3)
     if target:
-        where = os.path.normpath(os.path.join(os.path.dirname(where), target))
-    head, name = os.path.split(where.rstrip("/"))
-    mount = find_mount(where)
+        where = joined(split_address(where)[0], target)
+    head, name = split_address(where)
+    mount = None if is_url(where) else find_mount(where)
     if not name or (mount is not None and mount.mountpoint == where):
         msg = f"{path} is not a checkpoint" + (", it is the mount point" if mount else "")
         raise UsageError(msg, subject=path, hint="name one, such as mnt/run1/step-100")
-    place = locate_run(head)
-    return Place(store=place.store, run=place.run, name=name, mount=place.mount)
+    place = locate_run(head, s3)
+    return Place(store=place.store, run=place.run, name=name, mount=place.mount, s3=place.s3)
 
 
 def locate_in_mount(path: str) -> tuple[Place, MountInfo]:
@@ -87,46 +153,131 @@ def locate_in_mount(path: str) -> tuple[Place, MountInfo]:
     Raises:
         MissingError, UsageError: the path can't be one, or is in no running mount.
     """
-    place = locate_checkpoint(path)
+    where = _absolute(path)
+    mount = _only(path, where)
+    s3 = _s3_of(mount, S3Section())
+    place = locate_checkpoint(path, s3)
     if place.mount is None:
-        raise _unmounted(path, _absolute(path))
-    return place, place.mount
+        inside = below(place.store, mount.store) or ""
+        place = Place(store=mount.store, run=inside, name=place.name, mount=mount, s3=s3)
+    return place, mount
 
 
-def _pointer_target(path: str) -> str:
+def _pointer_target(where: str, s3: S3Section) -> str:
     """What a symlink or a pointer's text names, "" for anything else."""
-    if os.path.islink(path):
-        return os.readlink(path)
-    if not DEFAULT_PATTERNS.is_pointer(os.path.basename(path)) or not os.path.isfile(path):
+    head, name = split_address(where)
+    if is_url(where):
+        if not name or not DEFAULT_PATTERNS.is_pointer(name):
+            return ""
+        with opened_store(head, s3) as store, contextlib.suppress(IntegrityError):
+            return _last_line(store.pointer_content("", name) or "")
         return ""
-    with open(path, encoding="utf-8", errors="replace") as stream:
-        text = stream.read(MAX_POINTER_BYTES).strip()
+    if os.path.islink(where):
+        return os.readlink(where)
+    if not DEFAULT_PATTERNS.is_pointer(name) or not os.path.isfile(where):
+        return ""
+    with open(where, encoding="utf-8", errors="replace") as stream:
+        return _last_line(stream.read(MAX_POINTER_BYTES))
+
+
+def _last_line(text: str) -> str:
+    """The name that a pointer's text is, "" if it is none."""
+    text = text.strip()
     return text if "/" not in text and "\0" not in text else ""
 
 
-def require_mount(path: str) -> MountInfo:
-    """The running mount of *path*.
+def locate_served(path: str) -> Served:
+    """The running mount of *path*, which lies in it or in its store, and what it names there.
+
+    Raises:
+        MissingError: there is none.
+        UsageError: several mounts here serve the store.
+    """
+    where = _resolved(path)
+    mount = _only(path, where)
+    if not is_url(where):
+        inside = below(where, mount.mountpoint)
+        if inside is not None:
+            return Served(mount=mount, below=inside)
+    return Served(mount=mount, below=below(where, mount.store) or "")
+
+
+def serving(path: str) -> list[Served]:
+    """As `locate_served`, all of the mounts.
 
     Raises:
         MissingError: there is none.
     """
-    where = _absolute(path)
-    mount = find_mount(where) or find_mount(os.path.realpath(path))
-    if mount is None:
+    where = _resolved(path)
+    found = [] if is_url(where) else _mount_of(path, where)
+    if found:
+        return [Served(mount=m, below=below(where, m.mountpoint) or "") for m in found]
+    found = _serving(where)
+    if not found:
         raise _unmounted(path, where)
-    return mount
+    return [Served(mount=m, below=below(where, m.store) or "") for m in found]
+
+
+def require_mount(path: str) -> MountInfo:
+    """The running mount that *path* lies in.
+
+    Raises:
+        MissingError: there is none.
+    """
+    where = _resolved(path)
+    found = [] if is_url(where) else _mount_of(path, where)
+    if not found:
+        raise _unmounted(path, where)
+    return found[0]
+
+
+def _only(path: str, where: str) -> MountInfo:
+    """The one mount of *path* (absolute: *where*)."""
+    found = ([] if is_url(where) else _mount_of(path, where)) or _serving(where)
+    if not found:
+        raise _unmounted(path, where)
+    if len(found) > 1:
+        mounts = ", ".join(mount.mountpoint for mount in found)
+        msg = f"{path} is in a store that several mounts here serve: {mounts}"
+        hint = f"name {joined(found[0].mountpoint, below(where, found[0].store) or '.')}"
+        raise UsageError(msg, subject=path, hint=hint)
+    return found[0]
+
+
+def _mount_of(path: str, where: str) -> list[MountInfo]:
+    mount = find_mount(where) or find_mount(os.path.realpath(path))
+    return [] if mount is None else [mount]
+
+
+def _serving(where: str) -> list[MountInfo]:
+    """The mounts here in whose store this is."""
+    return [info for info in list_mounts() if below(where, info.store) is not None]
+
+
+def _s3_of(mount: MountInfo, otherwise: S3Section) -> S3Section:
+    """How the mount's daemon speaks to its bucket, if it may be known."""
+    if not is_url(mount.store):
+        return otherwise
+    try:
+        return read_saved_config(mount.spool).s3
+    except (OSError, ConfigError):
+        # Another user's spool: what this one's environment says has to do.
+        return otherwise
 
 
 def _unmounted(path: str, where: str) -> MissingError:
     """What to say of *path* (absolute: *where*), which is in no running mount."""
-    _refuse_dead(path, where)
-    served = [i for i in list_mounts() if (where + "/").startswith(i.store.rstrip("/") + "/")]
+    served = _serving(where)
     if served:
         what = "is" if served[0].store == where else "is in"
         mountpoints = ", ".join(info.mountpoint for info in served)
         msg = f"{path} {what} a store, mounted on {mountpoints}"
-        there = os.path.join(served[0].mountpoint, os.path.relpath(where, served[0].store))
-        return MissingError(msg, subject=path, hint=f"name {os.path.normpath(there)}")
+        there = joined(served[0].mountpoint, below(where, served[0].store) or ".")
+        return MissingError(msg, subject=path, hint=f"name {there}")
+    if is_url(where):
+        msg = f"no mount on this machine serves {where}"
+        return MissingError(msg, subject=path, hint="ckptgate status lists the mounts")
+    _refuse_dead(path, where)
     msg = f"{path} is not in a running ckptgate mount"
     return MissingError(msg, subject=path, hint="ckptgate status lists the mounts")
 

@@ -90,6 +90,7 @@ def run_mount(config: Config, device: int, ready_fd: int) -> int:
     server.serve()
     receiver.close()
     parts.spool.close()
+    parts.store.close()
     return 0
 
 

@@ -56,6 +56,7 @@ def run_publisher(config: Config) -> int:
         server.close()
         receiver.close()
         parts.spool.close()
+        parts.store.close()
     return 0
 
 

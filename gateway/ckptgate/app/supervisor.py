@@ -20,24 +20,22 @@ import time
 from collections.abc import Generator
 from typing import Final
 
-import msgspec
-
-from ckptgate.app.config import Config
+from ckptgate.app.addresses import store_url
+from ckptgate.app.config import Config, save_config
 from ckptgate.app.mountpoints import end_session, is_mounted, prepare_mountpoint
 from ckptgate.app.registry import MountInfo, forget_mount, process_start, register_mount
+from ckptgate.app.stores import probe_store
 from ckptgate.engine.events import EVENTS_FILE, Events
 from ckptgate.engine.powerloss import begin_boot, end_clean
 from ckptgate.errors import CkptError, UnusableError
 from ckptgate_adapters.fuse.channel import MountOptions, mount, unmount
-from ckptgate_adapters.posix_store import PosixStore
 from ckptgate_adapters.sqlite_spool import SpoolLock, SqliteSpool
 from ckptgate_adapters.system_clock import SystemClock
 
-__all__ = ["CONFIG_FILE", "SESSION_FILE", "Supervisor"]
+__all__ = ["SESSION_FILE", "Supervisor"]
 
 _log = logging.getLogger(__name__)
 
-CONFIG_FILE: Final = "config.json"
 SESSION_FILE: Final = "session.state"
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _RESTART_DELAY_S: Final = 0.2
@@ -116,19 +114,26 @@ class Supervisor:
     def run(self, ready_fd: int | None) -> None:
         """Mount, announce readiness on *ready_fd*, and return after the unmount.
 
+        Args:
+            ready_fd: None where nobody waits; else whoever does has just probed the store.
+
         Raises:
             CkptError: it could not be mounted; nothing was left behind.
         """
         config = self._config
-        store = PosixStore(config.store)
-        store.probe()
+        if ready_fd is None:
+            probe_store(config)
         prepare_mountpoint(config.mountpoint)
         SqliteSpool.create_or_open(
-            config.spool, store_url=store.url, host=os.uname().nodename
+            config.spool,
+            store_url=store_url(config.store, config.s3.endpoint_url),
+            host=os.uname().nodename,
         ).close()
         with SpoolLock(config.spool, mountpoint=config.mountpoint), self._signals() as signal_fd:
             self._open_spool()
-            self._write_config()
+            save_config(config)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(config.spool, SESSION_FILE))
             device = mount(config.mountpoint, MountOptions(fsname=config.store))
             try:
                 self._supervise(device, signal_fd, ready_fd)
@@ -156,14 +161,6 @@ class Supervisor:
                 end_clean(spool)
         except (CkptError, OSError) as exc:
             _log.warning("spool-not-synced spool=%s error=%s", self._config.spool, exc)
-
-    def _write_config(self) -> None:
-        path = os.path.join(self._config.spool, CONFIG_FILE)
-        with open(path + ".new", "wb") as stream:
-            stream.write(msgspec.json.encode(self._config))
-        os.replace(path + ".new", path)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(self._config.spool, SESSION_FILE))
 
     @contextlib.contextmanager
     def _signals(self) -> Generator[int]:

@@ -81,7 +81,7 @@ class Ranges:
     def _one(self, key: str, offset: int, length: int, keep: Keep | None) -> bytes:
         data = self._store.read(key, offset, length)
         if len(data) != length:
-            msg = f"{key} ends at {offset + len(data)} bytes, {offset + length} are wanted"
+            msg = f"{key} ends at byte {offset + len(data)} of {offset + length}"
             raise IntegrityError(msg, subject=key)
         if keep is not None:
             keep(offset, data)

@@ -2,18 +2,21 @@
 
 What people without ckptgate read is checked, too: the published directory, and the run's pointers.
 
-It reads chunk by chunk, so that memory stays small and a damaged file is told to its chunk. It
-changes nothing. Any thread.
+It reads several files, and ranges of them, at once, in bounded memory, and tells a damaged file to
+its chunk. It changes nothing. Any thread.
 """
 
 from __future__ import annotations
 
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
 import blake3
 
 from ckptgate.engine.manifests import DIGEST_BYTES, load_chunks, load_manifest, small_chunks
+from ckptgate.engine.ranges import Ranges
 from ckptgate.errors import IntegrityError, MissingError
 from ckptgate.model.documents import (
     MAX_DOCUMENT_BYTES,
@@ -31,7 +34,7 @@ from ckptgate.ports.store import PlainKind, Store
 
 __all__ = ["VerifyReport", "fold_log", "verify_checkpoint"]
 
-PIECE_BYTES: Final = 8 * 1024 * 1024
+FILES_AT_ONCE: Final = 8
 RECORD_BYTES_MAX: Final = 4 * 1024 * 1024
 _HINT: Final = "ckptgate restore --walk-back, or restore the store from a backup"
 
@@ -79,20 +82,26 @@ def verify_checkpoint(store: Store, run: str, name: str) -> VerifyReport:
         msg = f"no committed checkpoint {name!r} in the run {run or '/'!r}"
         raise MissingError(msg, subject=name, hint="ckptgate ls")
     manifest = load_manifest(store, run, attempt, state.attempts[attempt].manifest)
-    problems: list[str] = []
-    files, size = 0, 0
-    for entry in manifest.entries:
-        if entry.type is not EntryType.FILE:
-            continue
-        files += 1
-        size += _verify_file(store, run, entry, problems)
+    files = [entry for entry in manifest.entries if entry.type is EntryType.FILE]
+    ranges = Ranges(store)
+
+    def look(entry: FileEntry) -> tuple[int, list[str]]:
+        return _verify_file(store, ranges, run, entry)
+
+    with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="verify") as pool:
+        try:
+            found = list(pool.map(look, files))
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+    problems = [problem for _, of_file in found for problem in of_file]
     problems += _shown_problems(store, run, manifest, state)
     return VerifyReport(
         run=run,
         name=name,
         attempt=attempt,
-        files=files,
-        size_bytes=size,
+        files=len(files),
+        size_bytes=sum(size for size, _ in found),
         problems=tuple(problems),
     )
 
@@ -177,39 +186,38 @@ def fold_log(store: Store, run: str) -> RunState:
         state.apply(record, digest_of(data))
 
 
-def _verify_file(store: Store, run: str, entry: FileEntry, problems: list[str]) -> int:
-    """Compare one file; adds what is wrong to *problems* and returns the bytes read."""
+def _verify_file(store: Store, ranges: Ranges, run: str, entry: FileEntry) -> tuple[int, list[str]]:
+    """Compare one file: bytes that were read to their end, and what is wrong."""
     try:
         if entry.chunks is None:
             chunks = small_chunks(entry)
         else:
             chunks = load_chunks(store, run, entry.chunks, entry.size)
-        return _compare(store, full_key(run, entry.key), entry, chunks, problems)
+        key = full_key(run, entry.key)
+        problems = _compare(ranges, key, entry, chunks)
+        if store.read(key, entry.size, 1):
+            problems.append(f"{entry.path}: {key} is longer than {entry.size} bytes")
     except (IntegrityError, MissingError) as exc:
-        problems.append(f"{entry.path}: {exc}")
-        return 0
+        return 0, [f"{entry.path}: {exc}"]
+    return entry.size, problems
 
 
-def _compare(store: Store, key: str, entry: FileEntry, chunks: bytes, problems: list[str]) -> int:
-    whole = blake3.blake3()
-    done = 0
-    while done < entry.size:
-        index = done // CHUNK_BYTES
-        end = min(entry.size, done + CHUNK_BYTES)
-        chunk = blake3.blake3()
-        while done < end:
-            piece = store.read(key, done, min(PIECE_BYTES, end - done))
-            if not piece:
-                problems.append(f"{entry.path}: {key} ends at byte {done} of {entry.size}")
-                return done
+def _compare(ranges: Ranges, key: str, entry: FileEntry, chunks: bytes) -> list[str]:
+    """Which chunks, and whether the whole, have another digest."""
+    problems: list[str] = []
+    whole, chunk, done = blake3.blake3(), blake3.blake3(), 0
+    spans = [(at, min(CHUNK_BYTES, entry.size - at)) for at in range(0, entry.size, CHUNK_BYTES)]
+    with contextlib.closing(ranges.read(key, spans)) as pieces:
+        for piece in pieces:
             whole.update(piece)
             chunk.update(piece)
             done += len(piece)
-        wanted = chunks[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
-        if chunk.digest() != wanted:
-            problems.append(f"{entry.path}: chunk {index} of {key} is not what was committed")
-    if store.read(key, entry.size, 1):
-        problems.append(f"{entry.path}: {key} is longer than {entry.size} bytes")
+            if done % CHUNK_BYTES and done < entry.size:
+                continue
+            index = (done - 1) // CHUNK_BYTES
+            if chunk.digest() != chunks[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]:
+                problems.append(f"{entry.path}: chunk {index} of {key} is not what was committed")
+            chunk = blake3.blake3()
     if whole.hexdigest() != entry.digest:
         problems.append(f"{entry.path}: {key} has digest {whole.hexdigest()}, not {entry.digest}")
-    return done
+    return problems

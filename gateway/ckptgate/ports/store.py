@@ -372,6 +372,10 @@ class Store(Records, DataObjects, Publication, PlainTree, Reclamation, Protocol)
         """
         ...
 
+    def close(self) -> None:
+        """Give up connections, if there are any: nothing is called afterwards."""
+        ...
+
 
 def check_verify_mode(mode: VerifyMode, offered: Collection[VerifyMode], url: str) -> None:
     """Refuse a way to verify that the store at *url* doesn't offer.

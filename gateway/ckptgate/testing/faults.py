@@ -258,3 +258,6 @@ class FaultyStore:
 
     def probe(self) -> None:
         self.plan.run("probe", self._store.probe)
+
+    def close(self) -> None:
+        self._store.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ckptgate.app.cli import main
-from ckptgate.app.config import ConfigFile, load_config_file, make_config, store_path
+from ckptgate.app.config import ConfigFile, load_config_file, make_config
 from ckptgate.errors import ConfigError, ExitCode, UsageError
 
 
@@ -48,15 +48,6 @@ def test_a_wrong_key_or_value_is_named(tmp_path: Path, text: str, named: str):
 def test_a_missing_configuration_is_named(tmp_path: Path):
     with pytest.raises(ConfigError, match="nowhere"):
         load_config_file(str(tmp_path / "nowhere.toml"))
-
-
-def test_store_arguments(tmp_path: Path):
-    assert store_path(str(tmp_path)) == str(tmp_path)
-    assert store_path(f"file://{tmp_path}") == str(tmp_path)
-    assert store_path(f"file://{tmp_path}/a%20b") == f"{tmp_path}/a b"
-    for bad in ("s3://bucket/x", "file://host/x", "http://x"):
-        with pytest.raises(UsageError):
-            store_path(bad)
 
 
 @pytest.mark.parametrize(

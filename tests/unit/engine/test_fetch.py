@@ -73,7 +73,7 @@ def test_any_flipped_byte_is_caught_before_it_is_served(make_node, small_chunks,
 def test_a_shortened_object_is_refused_by_name(make_node, small_chunks):
     """I13."""
     node, row, _ = reader_of(make_node, {"x": b"x" * 100}, lambda _, data: data[:-1])
-    with pytest.raises(IntegrityError, match=r"run/step-1/x: .* ends at 99 bytes"):
+    with pytest.raises(IntegrityError, match=r"run/step-1/x: .* ends at byte 99 of 100"):
         node.catalog.fetch(node.file_at(row, "x"), 0, 1)
 
 

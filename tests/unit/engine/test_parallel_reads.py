@@ -140,7 +140,7 @@ def test_nothing_is_under_way_once_a_reader_has_ended(small_pieces, end):
 
 
 def test_an_object_that_ends_too_early_is_named(small_pieces):
-    with pytest.raises(IntegrityError, match="k ends at 2500 bytes, 3000 are wanted"):
+    with pytest.raises(IntegrityError, match="k ends at byte 2500 of 3000"):
         list(Ranges(Bytes(bytes(2500))).read("k", [(0, 4000)]))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.engine_harness import RUN, Cluster, StagedNode
 
-from ckptgate.app.config import RoomSection
+from ckptgate.app.sections import RoomSection
 from ckptgate.engine.evict import Evictor, Room
 from ckptgate.engine.fetch import Fetcher
 from ckptgate.engine.node import Node

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Any, Final
 
 from ckptgate.app.asking import ask
 from ckptgate.app.commands.output import add_json, human_bytes, print_json, print_rows
-from ckptgate.app.locate import locate_in_mount, require_mount
+from ckptgate.app.locate import locate_in_mount, locate_served
 from ckptgate.app.registry import MountInfo, list_mounts
 from ckptgate.app.units import parse_seconds
 from ckptgate.errors import ExitCode, MissingError, UsageError
@@ -58,12 +57,15 @@ def _gc(args: argparse.Namespace) -> int:
             request["grace_s"] = min(parse_seconds(args.grace), _FOREVER_S)
         except ValueError as exc:
             raise UsageError(str(exc), subject=args.grace, hint="--grace 24h") from exc
-    mounts = [require_mount(args.path)] if args.path else list_mounts()
+    mounts = list_mounts()
+    if args.path:
+        served = locate_served(args.path)
+        mounts = [served.mount]
+        if served.below:
+            request["run"] = served.below
     if not mounts:
         msg = "no ckptgate mount runs on this machine for this user"
         raise MissingError(msg, hint="mount the store: its daemon does the work")
-    if args.path and (run := _run_of(args.path, mounts[0])):
-        request["run"] = run
     reports = [_ask(mount, request) for mount in mounts]
     if args.json:
         print_json(reports[0] if args.path else reports)
@@ -76,12 +78,6 @@ def _gc(args: argparse.Namespace) -> int:
 def _ask(mount: MountInfo, request: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = ask(mount, request, timeout_s=_TIMEOUT_S)
     return {"mountpoint": mount.mountpoint, **found}
-
-
-def _run_of(path: str, mount: MountInfo) -> str:
-    """The run that *path* is, "" for the whole mount."""
-    below = os.path.relpath(os.path.realpath(path), mount.mountpoint)
-    return "" if below == "." else below
 
 
 def _print(report: dict[str, Any]) -> None:

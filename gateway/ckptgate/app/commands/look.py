@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
+import dataclasses
 import os
 import sys
-from dataclasses import asdict
 from typing import Any, Final
 
 import msgspec
 
 from ckptgate.app.asking import ask
+from ckptgate.app.commands.checkpoint import committed, locate, log_of, record_at
+from ckptgate.app.commands.options import add_store_options, store_options
 from ckptgate.app.commands.output import add_json, human_bytes, print_json, print_rows
 from ckptgate.app.commands.watch import watch_status
-from ckptgate.app.locate import Place, locate_checkpoint, locate_run, require_mount
+from ckptgate.app.locate import Place, Served, locate_run, serving
 from ckptgate.app.registry import MountInfo, list_mounts
 from ckptgate.engine.manifests import load_manifest
-from ckptgate.engine.runlog import RunLog
 from ckptgate.engine.verify import verify_checkpoint
-from ckptgate.errors import CkptError, ExitCode, MissingError, UsageError
-from ckptgate.model.documents import Manifest, encode
-from ckptgate.model.layout import log_key
-from ckptgate_adapters.posix_store import PosixStore
-from ckptgate_adapters.system_clock import SystemClock, SystemIds
+from ckptgate.errors import CkptError, ExitCode, UsageError
+from ckptgate.model.documents import encode
+from ckptgate.ports.store import Store
 
 __all__ = ["add_commands"]
 
@@ -34,42 +32,44 @@ _LINES_SHOWN: Final = 12
 def add_commands(commands: Any) -> None:
     """Add this module's commands."""
     status = commands.add_parser("status", help="what is under way, what is missing, who owes it")
-    status.add_argument("path", nargs="?", default="", metavar="PATH", help="a path in a mount")
+    status.add_argument(
+        "path", nargs="?", default="", metavar="PATH", help="in a mount or its store"
+    )
     status.add_argument("--watch", action="store_true", help="live view")
     add_json(status)
     status.set_defaults(handler=_status)
     ls = commands.add_parser("ls", help="the committed checkpoints of a run")
     ls.add_argument("run", metavar="RUN", help="the run's directory, in a mount or a store")
+    add_store_options(ls)
     add_json(ls)
     ls.set_defaults(handler=_ls)
     show = commands.add_parser("show", help="what a committed checkpoint consists of")
     show.add_argument("path", metavar="PATH", help="the checkpoint, such as mnt/run1/step-100")
+    add_store_options(show)
     add_json(show)
     show.set_defaults(handler=_show)
     log = commands.add_parser("log", help="a run's decisions: who, when, why")
     log.add_argument("run", metavar="RUN", help="the run's directory, in a mount or a store")
+    add_store_options(log)
     add_json(log)
     log.set_defaults(handler=_log)
     verify = commands.add_parser("verify", help="read every byte and compare with the manifest")
     verify.add_argument("path", metavar="PATH", help="the checkpoint, such as mnt/run1/step-100")
+    add_store_options(verify)
     add_json(verify)
     verify.set_defaults(handler=_verify)
 
 
-def _mounts(path: str) -> list[MountInfo]:
-    return [require_mount(path)] if path else list_mounts()
-
-
 def _status(args: argparse.Namespace) -> int:
-    mounts = _mounts(args.path)
+    served = serving(args.path) if args.path else [Served(mount=m, below="") for m in list_mounts()]
     if args.watch and (args.json or not sys.stdout.isatty()):
         msg = "--watch needs a terminal and goes without --json"
         raise UsageError(msg, hint="ckptgate status --json")
     if args.watch:
-        return watch_status(mounts)
-    reports = [_of_run(_report(mount), mount, args.path) for mount in mounts]
+        return watch_status([it.mount for it in served])
+    reports = [_of_run(_report(it.mount), it.below) for it in served]
     if args.json:
-        print_json(reports[0] if args.path else reports)
+        print_json(reports[0] if args.path and len(reports) == 1 else reports)
     elif not reports:
         print("no ckptgate mount runs on this machine for this user")
     for report in () if args.json else reports:
@@ -86,10 +86,9 @@ def _report(mount: MountInfo) -> dict[str, Any]:
     return found
 
 
-def _of_run(report: dict[str, Any], mount: MountInfo, path: str) -> dict[str, Any]:
-    """The report, cut down to what lies below *path* where that isn't the whole mount."""
-    below = os.path.relpath(os.path.realpath(path), mount.mountpoint) if path else "."
-    if below == "." or below.startswith("..") or "error" in report:
+def _of_run(report: dict[str, Any], below: str) -> dict[str, Any]:
+    """The report, cut down to what lies below a path where that isn't the whole mount."""
+    if not below or below.startswith("..") or "error" in report:
         return report
     rows = [row for row in report["attempts"] if _is_below(below, row)]
     return {**report, "attempts": rows}
@@ -135,42 +134,10 @@ def _print_report(report: dict[str, Any]) -> None:
         print(f"  {event['at']} {event['kind']}: {event['subject']}: {event['detail']}")
 
 
-def _open_log(place: Place) -> tuple[PosixStore, RunLog]:
-    store = PosixStore(place.store)
-    log = RunLog(store, place.run, clock=SystemClock(), ids=SystemIds(), member="")
-    if not log.refresh().length:
-        msg = f"{place.run or '/'!r} is not a run: nothing was ever decided in it"
-        raise MissingError(msg, subject=place.run, hint="name the directory of the checkpoints")
-    return store, log
-
-
-def _record(store: PosixStore, place: Place, index: int) -> dict[str, Any]:
-    data = store.get(log_key(place.run, index))
-    record: dict[str, Any] = msgspec.json.decode(data)
-    return record
-
-
 def _ls(args: argparse.Namespace) -> int:
-    place = locate_run(args.run)
-    store, log = _open_log(place)
-    state = log.state
-    rows: list[dict[str, Any]] = []
-    for name, attempt in state.current.items():
-        view = state.attempts[attempt]
-        manifest = load_manifest(store, place.run, attempt, view.manifest)
-        rows.append({
-            "name": name,
-            "attempt": attempt,
-            "committed_at": _record(store, place, view.decision_index)["at"],
-            "files": sum(entry.type == "file" for entry in manifest.entries),
-            "bytes": sum(entry.size for entry in manifest.entries),
-            "generation": view.generation,
-            "is_published": view.is_published,
-            "pointers": [key for key, it in state.pointers.items() if it.value.target == name],
-            "is_pinned": name in state.pins,
-            "quarantined": state.quarantined.get(name, ""),
-        })  # fmt: skip
-    rows.sort(key=lambda row: row["committed_at"])
+    place = locate_run(args.run, store_options(args))
+    with place.opened() as store:
+        rows = _checkpoints(store, place)
     if args.json:
         print_json({"run": place.run, "checkpoints": rows})
         return ExitCode.OK
@@ -185,41 +152,33 @@ def _ls(args: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def _locate(path: str) -> Place:
-    """The checkpoint that *path* names; a run in its place is called one."""
-    try:
-        place = locate_checkpoint(path)
-    except MissingError:
-        with contextlib.suppress(MissingError):
-            run = locate_run(path)
-            _refuse_run(path, run.store, run.run)
-        raise
-    _refuse_run(path, place.store, os.path.join(place.run, place.name))
-    return place
-
-
-def _refuse_run(path: str, store: str, run: str) -> None:
-    log = RunLog(PosixStore(store), run, clock=SystemClock(), ids=SystemIds(), member="")
-    if log.refresh().length:
-        msg = f"{path} is a run: name a checkpoint in it"
-        raise UsageError(msg, subject=path, hint=f"ckptgate ls {path}")
-
-
-def _committed(args: argparse.Namespace) -> tuple[Place, PosixStore, Manifest, str]:
-    """Place, store, manifest, and when it was committed."""
-    place = _locate(args.path)
-    store, log = _open_log(place)
-    attempt = log.state.current.get(place.name)
-    if attempt is None:
-        msg = f"no committed checkpoint {place.name!r} in the run {place.run or '/'!r}"
-        raise MissingError(msg, subject=args.path, hint=f"ckptgate ls {os.path.dirname(args.path)}")
-    view = log.state.attempts[attempt]
-    manifest = load_manifest(store, place.run, attempt, view.manifest)
-    return place, store, manifest, str(_record(store, place, view.decision_index)["at"])
+def _checkpoints(store: Store, place: Place) -> list[dict[str, Any]]:
+    """The committed checkpoints of a run, oldest first."""
+    state = log_of(store, place).state
+    rows: list[dict[str, Any]] = []
+    for name, attempt in state.current.items():
+        view = state.attempts[attempt]
+        manifest = load_manifest(store, place.run, attempt, view.manifest)
+        rows.append({
+            "name": name,
+            "attempt": attempt,
+            "committed_at": record_at(store, place, view.decision_index)["at"],
+            "files": sum(entry.type == "file" for entry in manifest.entries),
+            "bytes": sum(entry.size for entry in manifest.entries),
+            "generation": view.generation,
+            "is_published": view.is_published,
+            "pointers": [key for key, it in state.pointers.items() if it.value.target == name],
+            "is_pinned": name in state.pins,
+            "quarantined": state.quarantined.get(name, ""),
+        })  # fmt: skip
+    rows.sort(key=lambda row: row["committed_at"])
+    return rows
 
 
 def _show(args: argparse.Namespace) -> int:
-    _, _, manifest, at = _committed(args)
+    place = locate(args)
+    with place.opened() as store:
+        manifest, at = committed(args, store, place)
     if args.json:
         print_json(msgspec.json.decode(encode(manifest)))
         return ExitCode.OK
@@ -238,9 +197,10 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _log(args: argparse.Namespace) -> int:
-    place = locate_run(args.run)
-    store, log = _open_log(place)
-    records = [_record(store, place, index) for index in range(log.state.length)]
+    place = locate_run(args.run, store_options(args))
+    with place.opened() as store:
+        length = log_of(store, place).state.length
+        records = [record_at(store, place, index) for index in range(length)]
     if args.json:
         print_json({"run": place.run, "records": records})
         return ExitCode.OK
@@ -253,10 +213,12 @@ def _log(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    place, store, manifest, _ = _committed(args)
-    report = verify_checkpoint(store, place.run, manifest.name)
+    place = locate(args)
+    with place.opened() as store:
+        manifest, _ = committed(args, store, place)
+        report = verify_checkpoint(store, place.run, manifest.name)
     if args.json:
-        print_json(asdict(report))
+        print_json(dataclasses.asdict(report))
     elif not report.problems:
         size = human_bytes(report.size_bytes)
         print(f"{report.name}: {report.files} files, {size}: every byte is as committed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import json
 import os
@@ -11,17 +12,18 @@ import sys
 import time
 from typing import Any, Final
 
+from ckptgate.app.commands.options import add_s3_options, s3_of
 from ckptgate.app.config import Config, ConfigFile, load_config_file, make_config
 from ckptgate.app.locate import require_mount
 from ckptgate.app.logs import configure_logging
 from ckptgate.app.mountpoints import end_session, is_dead_mount, prepare_mountpoint, resolve
 from ckptgate.app.publisher_process import LEFT_FILE
 from ckptgate.app.registry import MountInfo, find_mount
+from ckptgate.app.stores import probe_store
 from ckptgate.app.supervisor import Supervisor
 from ckptgate.errors import BusyError, CkptError, ErrorKind, ExitCode, PendingError, UnusableError
 from ckptgate_adapters.channels import RemoteError, control_call, error_reply
 from ckptgate_adapters.fuse.channel import unmount
-from ckptgate_adapters.posix_store import PosixStore
 from ckptgate_adapters.sqlite_spool import SpoolLock, check_local
 
 __all__ = ["add_commands", "unmount_and_drain"]
@@ -41,13 +43,14 @@ def add_commands(commands: Any) -> None:
     """Add this module's commands."""
     mount = commands.add_parser("mount", help="mount a store's gateway on a directory")
     mount.add_argument(
-        "store", nargs="?", default="", metavar="STORE", help="directory or file:///"
+        "store", nargs="?", default="", metavar="STORE", help="directory or s3://BUCKET/PREFIX"
     )
     mount.add_argument("mountpoint", metavar="MOUNTPOINT", help="made if it is missing")
     mount.add_argument("--spool", default="", metavar="DIR", help="local staging directory")
     mount.add_argument(
         "--spool-max", default="", metavar="SIZE", help="what the spool may take, such as 500GiB"
     )
+    add_s3_options(mount)
     mount.add_argument("--config", default="", metavar="FILE", help="TOML, see README")
     mount.add_argument("--foreground", action="store_true", help="stay in the foreground")
     mount.add_argument("--ready-fd", type=int, default=None, help=argparse.SUPPRESS)
@@ -67,6 +70,7 @@ def _mount(args: argparse.Namespace) -> int:
         mountpoint=resolve(args.mountpoint),
         spool=args.spool,
         spool_max=args.spool_max,
+        s3=s3_of(args, file),
     )
     if not args.foreground:
         _check_before(config)
@@ -95,7 +99,7 @@ def _check_before(config: Config) -> None:
         who = f"pid {holder.get('pid')}, mounted on {holder.get('mountpoint')}"
         msg = f"the spool {config.spool} is in use: {who}, since {holder.get('since')}"
         raise BusyError(msg, subject=config.spool, hint="--spool DIR, or unmount that one")
-    PosixStore(config.store).probe()
+    probe_store(config)
     prepare_mountpoint(config.mountpoint)
 
 
@@ -115,6 +119,9 @@ def _mount_in_background(config: Config, args: argparse.Namespace) -> None:
         command += ["--spool-max", args.spool_max]
     if args.config:
         command += ["--config", os.path.abspath(args.config)]
+    for name in ("endpoint_url", "profile", "region"):
+        if value := getattr(config.s3, name):
+            command += [f"--{name.replace('_', '-')}", value]
     command += [config.store, config.mountpoint]
     try:
         os.makedirs(config.spool, mode=0o700, exist_ok=True)
@@ -125,7 +132,7 @@ def _mount_in_background(config: Config, args: argparse.Namespace) -> None:
             msg, subject=config.spool, hint="--spool DIR on a writable local disk"
         ) from exc
     with log:
-        subprocess.Popen(
+        process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -142,6 +149,8 @@ def _mount_in_background(config: Config, args: argparse.Namespace) -> None:
         raise UnusableError(msg, subject=config.mountpoint, hint=f"see {log.name}")
     answer = json.loads(line)
     if "error" in answer:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_EXIT_MARGIN_S)
         raise RemoteError.of(answer["error"])
     print(f"mounted {config.store} on {config.mountpoint} (spool {config.spool})")
 
