@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Final, TypeVar
+from typing import Final
 
 from ckptgate.errors import CkptError
 from ckptgate.ports.store import DigestedFile, VerifyMode, check_verify_mode
 from ckptgate_adapters.s3_store.complete import look
+from ckptgate_adapters.s3_store.direct import DirectReader
 from ckptgate_adapters.s3_store.probing import Probe
 from ckptgate_adapters.s3_store.proof import Sent, prove
 from ckptgate_adapters.s3_store.ranges import ReplacedError, read_bytes
 from ckptgate_adapters.s3_store.readback import read_back
+from ckptgate_adapters.s3_store.remembered import Remembered
 from ckptgate_adapters.s3_store.session import Session
 from ckptgate_adapters.s3_store.sources import opened
 from ckptgate_adapters.s3_store.trust import Trust
@@ -30,7 +31,6 @@ __all__ = ["S3_MODES", "S3Data"]
 S3_MODES: Final = frozenset({VerifyMode.CHECKSUM, VerifyMode.READBACK})
 """How objects can be verified: a size proves nothing of what a network carried."""
 
-_T = TypeVar("_T")
 _SENT_MAX: Final = 4096
 _PINNED_MAX: Final = 1024
 
@@ -44,9 +44,9 @@ class S3Data:
         self._session = session
         self._uploads = Uploads(session, self._warn)
         self._trust = Trust(session)
-        # Used on the loop only; to forget is only a matter of speed.
-        self._sent: OrderedDict[str, Sent] = OrderedDict()
-        self._etags: OrderedDict[str, str] = OrderedDict()
+        self._sent: Remembered[Sent] = Remembered(_SENT_MAX)
+        self._etags: Remembered[str] = Remembered(_PINNED_MAX)
+        self._direct = DirectReader(session)
         self._warnings: dict[str, None] = {}
 
     @property
@@ -74,7 +74,19 @@ class S3Data:
 
     def read(self, key: str, offset: int, length: int) -> bytes:
         """Up to *length* bytes at *offset*."""
-        return self._session.run(self._read(self._session.key(key), offset, length))
+        full = self._session.key(key)
+        if length <= 0:
+            return b""
+        found = self._direct.read(full, offset, length, self._etags.get(full) or "")
+        if found is None:
+            return self._session.run(self._read(full, offset, length))
+        self._etags.keep(full, found[1])
+        return found[0]
+
+    def close(self) -> None:
+        """Close the connections; nothing can be called afterwards."""
+        self._direct.close()
+        self._session.close()
 
     def local_path(self, key: str) -> str | None:
         """None: nothing of it is in the local file system."""
@@ -104,7 +116,7 @@ class S3Data:
         """Send it; whether the store's checksum has proved it already."""
         async with self._session.files:
             sent, is_proved = await self._uploads.send(key, source)
-        _remember(self._sent, key, sent, _SENT_MAX)
+        self._sent.keep(key, sent)
         return is_proved and await self._trust.is_earned()
 
     async def _verify(self, key: str, source: DigestedFile, mode: VerifyMode) -> None:
@@ -133,31 +145,22 @@ class S3Data:
         finally:
             place.free(may_reuse=False)
         sent = Sent(digest=source.digest, size=source.size, crc=crc)
-        _remember(self._sent, key, sent, _SENT_MAX)
+        self._sent.keep(key, sent)
         return sent
 
     async def _read(self, key: str, offset: int, length: int) -> bytes:
-        if length <= 0:
-            return b""
-        etag = self._etags.get(key, "")
+        etag = self._etags.get(key) or ""
         try:
             data, answer = await read_bytes(self._session, key, offset, length, etag=etag)
         except ReplacedError:
             # A put that was repeated: the same bytes, as another version.
-            self._etags.pop(key, None)
+            self._etags.forget(key)
             data, answer = await read_bytes(self._session, key, offset, length)
         if answer is not None and answer.get("ETag"):
-            _remember(self._etags, key, answer["ETag"], _PINNED_MAX)
+            self._etags.keep(key, answer["ETag"])
         return data
 
     def _warn(self, text: str) -> None:
         if text not in self._warnings:
             self._warnings[text] = None
             _log.warning("s3-bucket-warning store=%s: %s", self._session.location.url, text)
-
-
-def _remember(known: OrderedDict[str, _T], key: str, value: _T, most: int) -> None:
-    known[key] = value
-    known.move_to_end(key)
-    while len(known) > most:
-        known.popitem(last=False)

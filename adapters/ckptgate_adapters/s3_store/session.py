@@ -221,6 +221,16 @@ class Session:
             raise TransientStoreError(msg, subject=subject)
         return answer
 
+    async def signed_url(self, key: str, seconds: int) -> str:
+        """Where *key* can be got without the client for that long; it is as good as a key to it."""
+        with translated("get_object", self._subject({"Key": key})):
+            client = await self._client(self._here())
+            params = self._with_bucket({"Key": key})
+            url: str = await client.generate_presigned_url(
+                "get_object", Params=params, ExpiresIn=seconds
+            )
+            return url
+
     async def pages(self, operation: str, **params: Any) -> AsyncIterator[Answer]:
         """All pages of a listing, each asked for again after errors that may pass."""
         following = _NEXT[operation]
@@ -313,6 +323,8 @@ def _file_system(options: S3Options) -> Any:
         # Checksums are ours, too: CRC64NVME of all bytes, which also guards an unsigned payload.
         "request_checksum_calculation": "when_required",
         "response_checksum_validation": "when_required",
+        # The client signs URLs in an old way else.
+        "signature_version": "s3v4",
         "s3": {
             "payload_signing_enabled": False,
             "addressing_style": "path" if options.path_style else "auto",

@@ -56,7 +56,3 @@ class S3Store(S3Records, S3Data, S3Publication, S3Plain, S3Reclaim, S3Uploads):
     def verify_modes(self) -> frozenset[VerifyMode]:
         """A size alone would prove nothing of what a network carried."""
         return S3_MODES
-
-    def close(self) -> None:
-        """Close the connections; nothing can be called afterwards."""
-        self.session.close()
