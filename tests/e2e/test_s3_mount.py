@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.buckets import (
+    S3_FAST,
     SAVE,
     BucketCluster,
     bucket_cluster,
@@ -100,7 +101,8 @@ def shared_bucket(seaweed: Server):
 
 @pytest.fixture(scope="module")
 def shared(shared_bucket: Bucket, tmp_path_factory):
-    with bucket_cluster(tmp_path_factory.mktemp("shared"), shared_bucket) as made:
+    config = 'log_level = "DEBUG"\n' + S3_FAST + "plain_copy = true\n"
+    with bucket_cluster(tmp_path_factory.mktemp("shared"), shared_bucket, config=config) as made:
         yield made
 
 
@@ -158,6 +160,22 @@ def test_the_readme_shows_how_to_find_and_check_a_checkpoint_without_ckptgate(
     )
     assert done.returncode == 0
     assert tree(directory) == {"step-1/a": b"1" * 1000, "step-1/b": b""}
+
+
+def test_plain_copies_are_made_after_the_commit_for_b3sum_and_other_tools(shared: BucketCluster):
+    committed(shared, "plain", "step-1", a=b"1" * 1000, b=b"")
+    copies = shared.below.below("plain/step-1")
+    until("the copies", lambda: ".ckptgate/b3sums" in copies.keys(".ckptgate"))
+    directory = shared.base / "synced"
+    for key in copies.keys(""):
+        path = directory / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(copies.read(key))
+    assert tree(directory) == {"a": b"1" * 1000, "b": b""}
+    done = subprocess.run(
+        ["b3sum", "--check", ".ckptgate/b3sums"], cwd=directory, check=False, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_options_win_over_the_environment(shared: BucketCluster):
@@ -267,6 +285,7 @@ def test_no_secret_is_in_any_output_file_or_command_line(shared: BucketCluster):
     assert node.log()
 
 
+@pytest.mark.full
 def test_killed_publishers_and_servers_lose_nothing_and_saves_go_on_meanwhile(
     tmp_path: Path, s3_programs: None
 ):
