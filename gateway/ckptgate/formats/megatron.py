@@ -21,6 +21,8 @@ from ckptgate.model.closure import ExpectedSet
 __all__ = ["Megatron"]
 
 CONFIG: Final = "metadata.json"
+_COMMON: Final = "common_state"
+"""What new releases store as a part of the DCP, the others beside it."""
 _NAME: Final = re.compile(r"iter_[0-9]{7,}")
 _DCP: Final = re.compile(r"\.metadata|__[0-9]+_[0-9]+\.distcp")
 _LEGACY: Final = re.compile(
@@ -68,10 +70,13 @@ class Megatron(Layout):
         """
         sizes = tree.files()
         files: dict[str, int] = {}
-        # A plain DCP that is only called iter_* has none.
-        is_own = METADATA in sizes and read_metadata(tree.open(METADATA), METADATA).is_megatron
+        said = read_metadata(tree.open(METADATA), METADATA) if METADATA in sizes else None
+        # A plain DCP that is only called iter_* has none, and no plans of all ranks either.
+        is_own = said is not None and (said.is_megatron or said.world_size is not None)
         if is_own or CONFIG in sizes:
             files[CONFIG] = 1
+        if said is not None and is_own and not any(_COMMON in key for key in said.keys):
+            files["common.pt"] = 1
         files.update((path, 1) for path in _legacy(tree))
         return ExpectedSet(
             format_name=self.name, files=files, source=CONFIG if CONFIG in sizes else ""

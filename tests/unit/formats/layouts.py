@@ -208,10 +208,18 @@ def _layouts() -> dict[str, Callable[[], Layout]]:
             dcp(
                 plans=2,
                 name="megatron.core.dist_checkpointing.strategies.state_dict_saver\nMCoreMetadata",
+                keys=("model.w", "common_state/shard_0_1"),
             )
             | {"metadata.json": b'{"sharded_backend": "x"}'},
             optional=_EMPTY_SHARD,
             extras=("integrity.json", "train_dataloader_dprank000.pt"),
+        ),
+        "megatron-core 0.16": of(
+            "megatron",
+            "iter_0000010",
+            dcp(plans=2) | {"metadata.json": b"{}", "common.pt": torch_file({})},
+            optional=_EMPTY_SHARD,
+            extras=("integrity.json",),
         ),
         "megatron, fsdp_dtensor": of("megatron", "iter_0012000", dcp(), optional=_EMPTY_SHARD),
         "megatron, old layout": of("megatron", "iter_0012000", megatron_legacy(), world_size=4),
