@@ -11,11 +11,12 @@ import logging
 
 from ckptgate.errors import BusyError, TransientStoreError
 from ckptgate.model.jobkey import JobKey
-from ckptgate.model.states import UNDECIDED
+from ckptgate.model.states import UNDECIDED, AttemptState
 from ckptgate.ports.catalog import RunView
 from ckptgate.ports.spool import AttemptRow, NodeRow
 from ckptgate.vfs.context import Context, Who, stale
 from ckptgate.vfs.interface import Caller
+from ckptgate.vfs.liveness import has_live_writer, is_hidden
 
 __all__ = ["decided", "must_settle", "refresh_shared", "settle", "wait_to_resume"]
 
@@ -79,13 +80,15 @@ def wait_to_resume(
 ) -> RunView:
     """At a new shared job's first look into a run, wait for sealed attempts to be decided.
 
+    And those of this node that are whole and of a dead job, which are sealed once they are stored.
+
     Returns:
         The run as it is then.
     """
     run = parent.plain_path or ""
     if not who.is_shared or (who.key, run) in ctx.memory.resumed:
         return view
-    waiting = _foreign_undecided(ctx, who, run, view)
+    waiting = _foreign_undecided(ctx, who, run, view) + _held(ctx, who, parent)
     if waiting:
         ctx.need_block(caller)
         _log.info("resume-waits run=%r for=%s", run, ",".join(waiting))
@@ -94,7 +97,8 @@ def wait_to_resume(
         ctx.waker.wake()
         ctx.clock.sleep(max(ctx.settings.poll_interval_s, ctx.settings.view_age_s))
         view = ctx.catalog.view(run, ctx.settings.view_age_s)
-        waiting = [item for item in waiting if item in view.undecided]
+        held = _held(ctx, who, parent)
+        waiting = [item for item in waiting if item in view.undecided or item in held]
     if waiting:
         _log.warning("resume-goes-on-without run=%r undecided=%s", run, ",".join(waiting))
     with ctx.lock:
@@ -110,6 +114,20 @@ def _foreign_undecided(ctx: Context, who: Who, run: str, view: RunView) -> list[
         if row is None or row.job_key != who.key:
             found.append(attempt)
     return found
+
+
+def _held(ctx: Context, who: Who, run: NodeRow) -> list[str]:
+    """Attempts of other jobs with an early event that are whole here and get no more writes."""
+    return [
+        row.attempt
+        for row in ctx.spool.attempts(run_ino=run.ino, states=(AttemptState.OPEN,))
+        if row.detail
+        and row.attempt
+        and row.job_key != who.key
+        and _is_shared(row)
+        and not has_live_writer(ctx, row)
+        and not is_hidden(ctx, row, who)
+    ]
 
 
 def _unsettled(ctx: Context, ino: int, *, is_close: bool) -> list[AttemptRow]:

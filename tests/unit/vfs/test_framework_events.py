@@ -101,3 +101,28 @@ def test_a_part_of_weights_is_not_hidden_when_its_writer_is_gone(world):
     world.write(world.outside, "step-1/model-00001-of-00002.safetensors", b"x")
     world.identify.dead.update({os.getpid()})
     assert world.exists(world.outside, "step-1")
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_new_job_waits_for_what_a_dead_one_had_finished_and_only_that(world, is_whole):
+    """I11: it resumes from the newest save, though that is still on its way into the store."""
+    world.mkdir(world.a, "checkpoint-4")
+    files = hf_trainer()
+    if not is_whole:
+        del files["rng_state_1.pth"]
+    write(world, "checkpoint-4", files)
+    row = world.attempt("checkpoint-4")
+    world.spool.update_attempt(
+        row.id, attempt="checkpoint-4.0", is_joined=True, job_key="run:train-6"
+    )
+    world.die(world.a)
+    slept = []
+
+    def decide():
+        slept.append(1)
+        if len(slept) == 3:
+            world.spool.update_attempt(row.id, state=AttemptState.ABANDONED)
+
+    world.clock.on_sleep = decide
+    world.names(world.s)
+    assert len(slept) == (3 if is_whole else 0)
