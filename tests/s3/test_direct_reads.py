@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -83,3 +84,15 @@ def test_where_it_never_works_it_is_left_for_a_while(
     for _ in range(10):
         assert store.read(key, 0, 100) == DATA[:100]
     assert sum(_is_direct(request) for request in proxy.seen) == 3
+
+
+def test_a_store_that_is_dropped_closes_its_connections(
+    shared_bucket: Bucket, proxy: ChaosProxy, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A socket that is left open is a warning, which fails the test."""
+    give_credentials(shared_bucket.server, monkeypatch)
+    shared_bucket.put(f"{prefix}/f", DATA)
+    dropped = S3Store(shared_bucket.url, options(proxy.endpoint, stall_s=10.0))
+    assert dropped.read(f"{prefix}/f", 0, 9) == DATA[:9]
+    del dropped
+    gc.collect()

@@ -18,6 +18,7 @@ import threading
 import time
 import urllib.parse
 import urllib.request
+import weakref
 from collections import deque
 from typing import Final
 
@@ -56,6 +57,8 @@ class DirectReader:
         self._paused_until = 0.0
         self._context: ssl.SSLContext | None = None
         self._is_closed = False
+        # At the latest when it is collected, as the session's own connections.
+        weakref.finalize(self, _close_all, self._idle)
 
     def read(self, key: str, offset: int, length: int, etag: str) -> tuple[bytes, str] | None:
         """The bytes of a range that is in the object, and its ETag; None: ask the client.
@@ -72,7 +75,8 @@ class DirectReader:
             url = urllib.parse.urlsplit(self._url(key))
             found = self._ask(url, offset, length, etag)
         except (OSError, http.client.HTTPException) as exc:
-            _log.debug("s3-direct-read-failed key=%s error=%s", key, exc)
+            # Its text may have the URL, which is as good as a key.
+            _log.debug("s3-direct-read-failed key=%s error=%s", key, type(exc).__name__)
             self._urls.forget(key)
             self._count_failure()
             return None
@@ -83,9 +87,7 @@ class DirectReader:
     def close(self) -> None:
         """Close the connections that nobody uses; the others go when they are given back."""
         self._is_closed = True
-        while self._idle:
-            with contextlib.suppress(IndexError):
-                self._idle.pop()[0].close()
+        _close_all(self._idle)
 
     def _ask(
         self, url: urllib.parse.SplitResult, offset: int, length: int, etag: str
@@ -158,6 +160,12 @@ class DirectReader:
         if self._failures >= _FAILURES_MAX:
             self._failures = 0
             self._paused_until = time.monotonic() + _PAUSE_S
+
+
+def _close_all(idle: deque[tuple[http.client.HTTPConnection, float]]) -> None:
+    while idle:
+        with contextlib.suppress(IndexError):
+            idle.pop()[0].close()
 
 
 def _check(answer: http.client.HTTPResponse, offset: int, length: int, data: bytes) -> None:
