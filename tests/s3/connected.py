@@ -16,6 +16,7 @@ import pytest
 from tests.s3.servers import Bucket, Server
 
 from ckptgate_adapters.s3_store import S3Options, S3Store
+from ckptgate_adapters.s3_store.session import Session
 
 __all__ = ["Connected", "connected"]
 
@@ -36,12 +37,13 @@ class Connected:
     def store(self, url: str, **options: Any) -> S3Store:
         """A store that is a client of its own in all but the connection."""
         given = S3Options(endpoint_url=self._endpoint, path_style=True, **options)
-        return self.join(S3Store(url, given))
-
-    def join(self, made: Any) -> Any:
-        """Give what was made the connection."""
-        made.session._connected = self._first.session._here()
+        made = S3Store(url, given)
+        self.join(made.session)
         return made
+
+    def join(self, session: Session) -> None:
+        """Give it the connection."""
+        session._connected = self._first.session._here()
 
     def close(self) -> None:
         self._first.close()

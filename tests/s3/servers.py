@@ -255,6 +255,10 @@ class Bucket:
             full = self.prefix + key
             self.client.abort_multipart_upload(Bucket=self.name, Key=full, UploadId=upload)
         keys = self.keys()
+        for key in [key for key in keys if not key.isprintable()]:
+            # No XML can name it.
+            self.client.delete_object(Bucket=self.name, Key=self.prefix + key)
+            keys.remove(key)
         for start in range(0, len(keys), 1000):
             batch = [{"Key": self.prefix + key} for key in keys[start : start + 1000]]
             self.client.delete_objects(Bucket=self.name, Delete={"Objects": batch, "Quiet": True})

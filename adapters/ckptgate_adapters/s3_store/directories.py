@@ -175,12 +175,12 @@ class Directories:
         """The names in a directory, sorted; None if there is no such directory."""
         objects, deeper = await list_names(self._session, prefix)
         names = {item.key[len(prefix) :]: item for item in objects}
-        is_there = names.pop("", None) is not None
+        is_there = bool(names)
+        names.pop("", None)
         below = {start[len(prefix) : -1]: start for start in deeper}
-        is_there = is_there or bool(names) or GATEWAY_DIR in below
         directories = await self._directories(below)
-        # Some stores list directories for a while in which nothing is any more.
-        if not is_there and not directories:
+        # Some services go on listing directories in which nothing is any more.
+        if not (is_there or directories or await self.is_there(prefix)):
             return None
         files = await self._files({n: f for n, f in names.items() if n not in directories})
         return [entry for _, entry in sorted({**directories, **files}.items())]

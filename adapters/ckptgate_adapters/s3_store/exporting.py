@@ -16,7 +16,7 @@ from ckptgate.ports.store import DataObjects, DigestedFile
 from ckptgate_adapters.s3_store.copying import Source, copy_object, digest_stored, prove_copy
 from ckptgate_adapters.s3_store.location import S3Options, parse_s3_url
 from ckptgate_adapters.s3_store.moving import remove_all
-from ckptgate_adapters.s3_store.objects import Found, each, head, list_all, put_small
+from ckptgate_adapters.s3_store.objects import Found, delete, each, head, list_all, put_small
 from ckptgate_adapters.s3_store.plain_copies import attributes_of
 from ckptgate_adapters.s3_store.session import Session
 from ckptgate_adapters.s3_store.store import S3Store
@@ -118,7 +118,7 @@ class S3ExportTarget:
             f"{self._session.key(parent)}/"
             for entry in manifest.entries
             for parent in parents_of(entry.path)
-        }
+        } | {start}
         others = [
             item.key
             for item in there
@@ -157,6 +157,7 @@ class S3ExportTarget:
             await self._uploads.send(key, source, more=more)
         found = await digest_stored(self._session, key)
         if found != entry.digest:
+            await delete(self._session, key)
             msg = f"{entry.path!r} arrived at {self.url} with digest {found}, not {entry.digest}"
             raise IntegrityError(msg, subject=entry.path)
 

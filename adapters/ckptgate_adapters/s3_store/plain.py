@@ -141,8 +141,8 @@ class S3Plain:
             msg = f"{path!r} is there and no directory"
             raise ExistsError(msg, subject=path)
         attributes = _owned(ObjectKind.DIR, mode=mode, mtime_ns=time.time_ns())
-        # Whoever was first made it, too.
-        await put_small(self._session, f"{key}/", b"", attributes, is_new=True)
+        # Without a condition: some services say of a directory that was that it is there.
+        await put_small(self._session, f"{key}/", b"", attributes)
 
     async def _plain_symlink(self, path: str, target: str) -> None:
         key = self._plain_key(path)
@@ -193,7 +193,7 @@ async def keep_directory(session: Session, path: str) -> None:
     listed = await first_below(session, prefix, 1)
     if not listed or listed[0].key != prefix:
         attributes = _owned(ObjectKind.DIR, mode=0o755, mtime_ns=time.time_ns())
-        await put_small(session, prefix, b"", attributes, is_new=True)
+        await put_small(session, prefix, b"", attributes)
 
 
 def _tell(text: str) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import urllib.parse
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -88,29 +88,36 @@ async def list_started(session: Session, prefix: str) -> AsyncIterator[Started]:
         page = await session.retried(
             "list_multipart_uploads", Prefix=prefix, EncodingType="url", **marks
         )
+        keys: dict[str, str] = {}
         for item in listed_in(page, "Uploads"):
-            key = _plain(page, item["Key"])
+            one = Started(
+                key=str(item["Key"]),
+                upload_id=str(item["UploadId"]),
+                started_at=item["Initiated"],
+            )
+            if page.get("EncodingType") == "url":
+                one = await _decoded(session, one)
+            keys[str(item["Key"])] = one.key
             # Whoever answers to another prefix than was asked for must not cost others theirs.
-            if key.startswith(prefix):
-                yield Started(
-                    key=key, upload_id=str(item["UploadId"]), started_at=item["Initiated"]
-                )
+            if one.key.startswith(prefix):
+                yield one
         if not page.get("IsTruncated"):
             return
-        following = {
-            "KeyMarker": _plain(page, page.get("NextKeyMarker") or ""),
-            "UploadIdMarker": str(page.get("NextUploadIdMarker") or ""),
-        }
-        if following == marks or not following["KeyMarker"]:
+        key = str(page.get("NextKeyMarker") or "")
+        upload = str(page.get("NextUploadIdMarker") or "")
+        following = {"KeyMarker": keys.get(key, key), "UploadIdMarker": upload}
+        if following == marks or not key:
             msg = f"the listing of uploads below {prefix!r} doesn't say how it goes on"
             raise TransientStoreError(msg, subject=prefix)
         marks = {name: value for name, value in following.items() if value}
 
 
-def _plain(page: Mapping[str, Any], text: object) -> str:
-    """A key as it is: the page may have it encoded."""
-    is_encoded = page.get("EncodingType") == "url"
-    return urllib.parse.unquote_plus(str(text)) if is_encoded else str(text)
+async def _decoded(session: Session, one: Started) -> Started:
+    """With its key as it is: some services say that it is encoded, and it isn't."""
+    plain = replace(one, key=urllib.parse.unquote_plus(one.key))
+    if plain.key == one.key or await progress(session, plain) is None:
+        return one
+    return plain
 
 
 async def progress(session: Session, started: Started) -> tuple[int, int] | None:
