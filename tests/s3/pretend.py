@@ -7,11 +7,12 @@ on real servers say.
 from __future__ import annotations
 
 import asyncio
+import email.utils
 import hashlib
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ckptgate.errors import IntegrityError, MissingError, TransientStoreError
@@ -41,8 +42,10 @@ class Object:
     at: datetime
     etag: str
 
-    def answer(self) -> dict[str, Any]:
+    def answer(self, age_s: float) -> dict[str, Any]:
+        date = email.utils.format_datetime(self.at + timedelta(seconds=age_s))
         return {
+            "ResponseMetadata": {"HTTPHeaders": {"date": date}},
             "ETag": f'"{self.etag}"',
             "LastModified": self.at,
             "ContentLength": len(self.data),
@@ -61,6 +64,8 @@ class Bucket:
     page: int = 1000
     locked: set[str] = field(default_factory=set)
     """Keys whose removal is refused."""
+    age_s: float = 3600.0
+    """How long ago everything was stored, as the answers say."""
     ticks: Any = field(default_factory=lambda: itertools.count(1_700_000_000))
     requests: list[str] = field(default_factory=list)
 
@@ -99,7 +104,7 @@ class Bucket:
         return self.objects[key]
 
     def _head_object(self, Key: str, **_: Any) -> dict[str, Any]:  # noqa: N803
-        return self._find(Key).answer()
+        return self._find(Key).answer(self.age_s)
 
     def _get_object(self, Key: str, **words: Any) -> dict[str, Any]:  # noqa: N803
         found = self._find(Key)
@@ -111,12 +116,12 @@ class Bucket:
             if int(first) >= len(data):
                 raise OutOfRangeError("416", subject=Key)
             data = data[int(first) : int(last) + 1]
-        return found.answer() | {"ContentLength": len(data), "data": data}
+        return found.answer(self.age_s) | {"ContentLength": len(data), "data": data}
 
     def _put_object(self, Key: str, Body: Any, Metadata: Any = None, **words: Any) -> Any:  # noqa: N803
         self._check(Key, words)
         data = Body if isinstance(Body, bytes) else Body.read()
-        return self._store(Key, data, Metadata or {}).answer()
+        return self._store(Key, data, Metadata or {}).answer(self.age_s)
 
     def _delete_object(self, Key: str, **words: Any) -> dict[str, Any]:  # noqa: N803
         if "IfMatch" in words and Key in self.objects:

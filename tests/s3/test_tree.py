@@ -158,6 +158,18 @@ def test_a_directory_stays_when_what_was_in_it_goes(on: Connected) -> None:
         place.store.plain_rename("theirs", "theirs/below")
 
 
+def test_a_directory_that_is_in_the_place_gets_what_is_renamed_to_it(on: Connected) -> None:
+    place = Place(on)
+    for path in ("a/x", "a/y", "b/y", "b/z"):
+        place.put(path, path.encode())
+    place.store.plain_rename("a", "b")
+    assert [(key, place.read(key)) for key in place.listed()] == [
+        ("b/x", b"a/x"),
+        ("b/y", b"a/y"),
+        ("b/z", b"b/z"),
+    ]
+
+
 # Bytes
 
 

@@ -8,10 +8,13 @@ from pathlib import Path
 from tests.engine_harness import RUN, Cluster, StagedNode
 
 from ckptgate.engine.sightings import Reclaimed
+from ckptgate.errors import RefusedError
 from ckptgate.model.entries import Hold, Pin, Quarantine
 from ckptgate.model.layout import attempt_prefix
+from ckptgate.model.reclaim import Part
 from ckptgate.model.states import AttemptState
 from ckptgate.ports.spool import NO_FILE, AttemptRow, HandleRow, TombstoneRow
+from ckptgate.testing.faults import FaultPlan, FaultyStore
 from ckptgate_adapters.memory_store import MemoryStore
 
 DAY_S = 24 * 3600.0
@@ -84,6 +87,35 @@ def test_the_publisher_does_it_by_itself(cluster: Cluster) -> None:
     assert parts(cluster, "step-1.0") == []
     assert [row.attempt for row in node.raw.attempts()] == ["step-1.1"]
     assert "reclaimed" in node.kinds()
+    cluster.check_invariants()
+
+
+class Locking(FaultyStore):
+    """Doesn't let one of an attempt's objects go."""
+
+    locked = ""
+
+    def reclaim(self, run: str, part: Part) -> int:
+        if part.key == self.locked:
+            raise RefusedError(f"{part.key!r} is locked", subject=part.key)
+        return super().reclaim(run, part)
+
+
+def test_what_the_store_does_not_let_go_is_told_and_looked_at_a_day_later(
+    cluster: Cluster,
+) -> None:
+    store = Locking(cluster.store, FaultPlan(at=0))
+    node = cluster.node("a", store=store)
+    save(cluster, node, "step-1", w=b"old" * 100, x=b"more")
+    save(cluster, node, "step-1", w=b"new" * 100)
+    store.locked = next(key for key in parts(cluster, "step-1.0") if "/data/" in key)
+    sweep(node)
+    assert parts(cluster, "step-1.0") == [store.locked]
+    assert node.kinds().count("not-reclaimed") == 1
+    store.locked = ""
+    cluster.clock.advance(2 * DAY_S)
+    sweep(node)
+    assert parts(cluster, "step-1.0") == []
     cluster.check_invariants()
 
 
