@@ -5,18 +5,21 @@ There is no lock between nodes; the conditions on what is replaced have to do.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import pytest
 from tests.s3.pretend import Bucket, Faults, PretendSession
 from tests.s3.test_tree_faults import LATEST, NEW, OLD, RUN, Tree, manifest, stored
 
-from ckptgate.errors import CkptError, RefusedError
-from ckptgate.model.documents import Manifest
+from ckptgate.errors import CkptError, RefusedError, TransientStoreError, UnusableError
+from ckptgate.model.documents import Manifest, PointerKind, PointerValue
 from ckptgate.model.reclaim import PartKind
+from ckptgate_adapters.s3_store import uploads
 
 NEWEST = manifest("step-1.2")
 
@@ -181,3 +184,61 @@ def test_attributes_of_what_was_stored_just_now_are_asked_for_again() -> None:
     assert [entry.mode for entry in tree.plain_list("d")] == [0o600]
     bucket.objects["pre/d/f"].metadata["ckptgate-mode"] = "0640"
     assert [entry.mode for entry in tree.plain_list("d")] == [0o640]
+
+
+class Old(Bucket):
+    """A service that knows `If-None-Match`, refuses `If-Match`, and ignores it on a delete."""
+
+    def do(self, operation: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        if operation == "put_object" and "IfMatch" in params:
+            raise UnusableError("NotImplemented", subject=params["Key"])
+        if operation == "delete_object":
+            params = {"Key": params["Key"]}
+        return super().do(operation, params)
+
+
+def test_a_service_without_if_match_is_looked_at_instead() -> None:
+    bucket = Old(stored().objects)
+    tree = Tree(PretendSession(bucket))
+    tree.publish(RUN, *OLD)
+    tree.publish(RUN, *NEW)
+    assert shown(bucket) == "step-1.1"
+    for content in ("step-1", "./step-1"):
+        value = PointerValue(
+            pointer="latest", kind=PointerKind.SYMLINK, target="step-1", content=content
+        )
+        tree.set_pointer(RUN, value)
+        assert tree.pointer_content(RUN, "latest") == content
+    tree.unpublish(RUN, "step-1", "step-1.1")
+    assert shown(bucket) == ""
+
+
+def test_a_single_writer_sends_no_conditions() -> None:
+    bucket = stored()
+    session = PretendSession(bucket)
+    session.options = dataclasses.replace(session.options, single_writer=True)
+    sent: list[Mapping[str, Any]] = []
+    do = bucket.do
+
+    def watch(operation: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        sent.append(params)
+        return do(operation, params)
+
+    bucket.do = watch  # type: ignore[method-assign]
+    tree = Tree(session)
+    tree.publish(RUN, *OLD)
+    tree.publish(RUN, *NEW)
+    tree.set_pointer(RUN, LATEST)
+    assert shown(bucket) == "step-1.1"
+    assert not any({"IfMatch", "IfNoneMatch"} & params.keys() for params in sent)
+
+
+def test_an_upload_that_gets_parts_again_and_again_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "_ABORT_WAIT_S", 0.0)
+    bucket = Bucket()
+    tree = Tree(PretendSession(bucket))
+    bucket.do("create_multipart_upload", {"Key": "pre/logs/big", "Metadata": {}})
+    monkeypatch.setattr(bucket, "_abort_multipart_upload", lambda **_: {}, raising=False)
+    (upload,) = tree.uploads()
+    with pytest.raises(TransientStoreError, match="'logs/big' still has parts"):
+        tree.abort_upload(upload)

@@ -8,6 +8,7 @@ copy is harmless: the same bytes are put under the same key. Coroutines run on t
 from __future__ import annotations
 
 import contextlib
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,16 +20,18 @@ from ckptgate_adapters.s3_store.failures import (
     ConditionFailedError,
     NoSuchUploadError,
 )
-from ckptgate_adapters.s3_store.objects import Found, Listed, bare, each, head, inner
+from ckptgate_adapters.s3_store.objects import Found, Listed, bare, each, head, inner, told
 from ckptgate_adapters.s3_store.parts import OBJECT_BYTES_MAX, Part, plan_parts
 from ckptgate_adapters.s3_store.session import Session
 
-__all__ = ["Source", "copy_object", "digest_stored", "prove_copy"]
+__all__ = ["Source", "copy_object", "digest_stored", "is_same_etag", "prove_copy"]
 
 _MIB: Final = 1024 * 1024
 SINGLE_BYTES_MAX: Final = 256 * _MIB
 """Up to this size one request copies all: a store answers only when it is done, so that a longer
 copy could outlast the patience for an answer (S3's own limit is 5 GiB)."""
+_MD5: Final = re.compile("[0-9a-f]{32}")
+"""An ETag that is a digest, where nothing is encrypted; else it differs between copies."""
 _SEVERAL: Final = 8
 """Parts of one copy in flight."""
 
@@ -73,8 +76,9 @@ async def copy_object(
             given = {"MetadataDirective": "REPLACE", "Metadata": attributes.metadata()}
         await session.retried("copy_object", Key=key, **given, **_from(source))
     except ConditionFailedError as exc:
-        msg = f"{source.key!r} was changed while it was copied"
-        raise TransientStoreError(msg, subject=source.key) from exc
+        subject = told(session, source.key)
+        msg = f"{subject!r} was changed while it was copied"
+        raise TransientStoreError(msg, subject=subject) from exc
 
 
 def _from(source: Source) -> dict[str, Any]:
@@ -89,8 +93,8 @@ async def _copy_parts(
 ) -> None:
     of = await head(session, source.key, bucket=source.bucket)
     if of is None:
-        msg = f"{source.key!r} is not there"
-        raise MissingError(msg, subject=source.key)
+        subject = told(session, source.key)
+        raise MissingError(f"{subject!r} is not there", subject=subject)
     metadata = dict(of.metadata) if attributes is None else attributes.metadata()
     algorithm, _ = of.checksum
     checked: dict[str, Any] = {}
@@ -146,29 +150,38 @@ async def prove_copy(
         session: of the store that has the copy.
         source: what was copied.
         key: of the copy.
-        digest: BLAKE3 of the bytes, "" where it isn't known.
-        is_strict: without checksums of both, read the copy and compare its digest.
+        digest: BLAKE3 of the bytes, "" where it isn't known: the source is in the session's bucket.
+        is_strict: without checksums of both, compare digests of what is read.
 
     Raises:
         MissingError: there is no copy.
         IntegrityError: it differs.
     """
     made = await head(session, key)
+    subject, of = told(session, key), told(session, source.key)
     if made is None:
-        msg = f"the copy {key!r} is not there"
-        raise MissingError(msg, subject=key)
+        msg = f"the copy {subject!r} is not there"
+        raise MissingError(msg, subject=subject)
     if made.size != source.size:
-        msg = f"the copy {key!r} has {made.size} bytes, {source.key!r} has {source.size}"
-        raise IntegrityError(msg, subject=key)
+        msg = f"the copy {subject!r} has {made.size} bytes, {of!r} has {source.size}"
+        raise IntegrityError(msg, subject=subject)
     name, value = made.checksum
     if name and name == source.checksum[0]:
         if value != source.checksum[1]:
-            msg = f"the copy {key!r} has another {name} than {source.key!r}"
-            raise IntegrityError(msg, subject=key)
-    elif is_strict and digest and (seen := await digest_stored(session, key)) != digest:
-        msg = f"the copy {key!r} has digest {seen}, not {digest}"
-        raise IntegrityError(msg, subject=key)
+            msg = f"the copy {subject!r} has another {name} than {of!r}"
+            raise IntegrityError(msg, subject=subject)
+    elif is_strict and not is_same_etag(made.etag, source.etag):
+        wanted = digest or await digest_stored(session, source.key)
+        seen = await digest_stored(session, key)
+        if seen != wanted:
+            msg = f"the copy {subject!r} has digest {seen}, not {wanted}"
+            raise IntegrityError(msg, subject=subject)
     return made
+
+
+def is_same_etag(one: str, other: str) -> bool:
+    """Whether these say that the bytes are the same; of other ETags nothing is known."""
+    return one == other and _MD5.fullmatch(one) is not None
 
 
 async def digest_stored(session: Session, key: str) -> str:

@@ -12,12 +12,11 @@ from typing import Final
 
 from ckptgate.errors import (
     ExistsError,
-    IntegrityError,
     MissingError,
     TransientStoreError,
     UnusableError,
 )
-from ckptgate_adapters.s3_store.copying import Source, copy_object, prove_copy
+from ckptgate_adapters.s3_store.copying import Source, copy_object, is_same_etag, prove_copy
 from ckptgate_adapters.s3_store.objects import (
     Found,
     Listed,
@@ -28,6 +27,7 @@ from ckptgate_adapters.s3_store.objects import (
     head,
     list_all,
     put_small,
+    told,
 )
 from ckptgate_adapters.s3_store.session import Session
 
@@ -51,21 +51,24 @@ async def rename(session: Session, old: str, new: str, keep: Callable[[], Awaita
     """
     if await first_below(session, f"{old}/", 1):
         if await head(session, new) is not None:
-            msg = f"{new!r} is there and no directory"
-            raise ExistsError(msg, subject=new)
+            subject = told(session, new)
+            msg = f"{subject!r} is there and no directory"
+            raise ExistsError(msg, subject=subject)
         await keep()
         await move_tree(session, f"{old}/", f"{new}/")
         return
     found = await head(session, old)
     if found is not None:
         if await first_below(session, f"{new}/", 1):
-            msg = f"{new!r} is a directory"
-            raise ExistsError(msg, subject=new)
+            subject = told(session, new)
+            msg = f"{subject!r} is a directory"
+            raise ExistsError(msg, subject=subject)
         await keep()
         await move_object(session, found, new)
     elif await head(session, new) is None and not await first_below(session, f"{new}/", 1):
-        msg = f"{old!r} is not there"
-        raise MissingError(msg, subject=old)
+        subject = told(session, old)
+        msg = f"{subject!r} is not there"
+        raise MissingError(msg, subject=subject)
 
 
 async def move_object(session: Session, found: Found, key: str) -> None:
@@ -75,10 +78,11 @@ async def move_object(session: Session, found: Found, key: str) -> None:
         TransientStoreError: it was changed meanwhile; its new version is where it was.
     """
     await copy_object(session, Source.of(session, found), key)
-    await prove_copy(session, found, key)
+    await prove_copy(session, found, key, is_strict=True)
     if not await delete_if_same(session, found.key, found.etag):
-        msg = f"{found.key!r} was changed while it was moved"
-        raise TransientStoreError(msg, subject=found.key)
+        subject = told(session, found.key)
+        msg = f"{subject!r} was changed while it was moved"
+        raise TransientStoreError(msg, subject=subject)
 
 
 async def move_tree(session: Session, old: str, new: str) -> None:
@@ -104,8 +108,9 @@ async def move_tree(session: Session, old: str, new: str) -> None:
         unchanged = [i.key for i in now if (i.key, i.etag, i.stored_ns) in same]
         await remove_all(session, unchanged)
     if await first_below(session, old, 1):
-        msg = f"{old!r} gets new objects while it is moved"
-        raise TransientStoreError(msg, subject=old)
+        subject = told(session, old)
+        msg = f"{subject!r} gets new objects while it is moved"
+        raise TransientStoreError(msg, subject=subject)
 
 
 async def remove_all(session: Session, keys: list[str]) -> None:
@@ -117,8 +122,9 @@ async def remove_all(session: Session, keys: list[str]) -> None:
     _, refused = await delete_each(session, keys, session.options.max_parallel)
     if refused:
         key, reason = min(refused.items())
-        msg = f"cannot remove {len(refused)} objects, {key!r} among them: {reason}"
-        raise UnusableError(msg, subject=key)
+        subject = told(session, key)
+        msg = f"cannot remove {len(refused)} objects, {subject!r} among them: {reason}"
+        raise UnusableError(msg, subject=subject)
 
 
 async def _copy(session: Session, item: Listed, key: str) -> None:
@@ -137,15 +143,17 @@ async def _copy(session: Session, item: Listed, key: str) -> None:
 
 
 async def _prove(session: Session, listed: list[Listed], old: str, new: str) -> None:
-    """Compare the sizes of all copies, and the checksums of what was stored in one piece."""
+    """Compare all copies: by what the listings say of both, or else one by one."""
     there = {item.key: item async for item in list_all(session, new)}
-    for item in listed:
-        copy = there.get(new + item.key[len(old) :])
-        if copy is None:
-            if await head(session, item.key) is None:
-                continue
-            msg = f"the copy of {item.key!r} is not there"
-            raise TransientStoreError(msg, subject=item.key)
-        if copy.size != item.size:
-            msg = f"the copy {copy.key!r} has {copy.size} bytes, {item.key!r} has {item.size}"
-            raise IntegrityError(msg, subject=copy.key)
+
+    async def prove(item: Listed) -> None:
+        key = new + item.key[len(old) :]
+        copy = there.get(key)
+        if copy is not None and is_same_etag(copy.etag, item.etag) and copy.size == item.size:
+            return
+        found = await head(session, item.key)
+        # Removed by others, or changed: then it is copied again.
+        if found is not None and found.etag == item.etag:
+            await prove_copy(session, found, key, is_strict=True)
+
+    await each(session.options.max_parallel, listed, prove)

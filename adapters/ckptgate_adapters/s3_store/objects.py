@@ -47,6 +47,7 @@ __all__ = [
     "list_names",
     "listed_in",
     "put_small",
+    "told",
 ]
 
 _BATCH: Final = 1000
@@ -113,6 +114,12 @@ def listed_in(answer: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     """What an answer lists under *name*; nothing where it has no such list."""
     found: list[dict[str, Any]] | None = answer.get(name)
     return found or []
+
+
+def told(session: Session, key: str) -> str:
+    """How an error names a key: as users do, below the store's root."""
+    start = session.location.below("")
+    return key.removeprefix(start)
 
 
 def inner(answer: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -274,21 +281,45 @@ async def put_small(
         condition = {"IfNoneMatch": "*"}
     elif replaces is not None:
         condition = {"IfMatch": f'"{replaces}"'}
-    checksum = encode(crc64(body))
+    put = partial(
+        session.retried,
+        "put_object",
+        Key=key,
+        Body=body,
+        Metadata=attributes.metadata(),
+        ChecksumCRC64NVME=encode(crc64(body)),
+    )
+    is_ours = partial(_is_there, session, key, body, attributes)
+    if not condition:
+        await put()
+        return True
+    try:
+        # Where nobody else writes, the service needn't know conditions.
+        if not session.options.single_writer:
+            return await _put_if(partial(put, **condition), is_ours)
+    except DeniedError:
+        raise
+    except UnusableError:
+        # Some services know `If-None-Match` and not `If-Match`.
+        if is_new:
+            raise
+    if not await _holds(session, key, replaces=replaces):
+        return await is_ours()
+    await put()
+    return True
+
+
+async def _put_if(
+    put: Callable[[], Awaitable[object]], is_ours: Callable[[], Awaitable[bool]]
+) -> bool:
+    """Put under a condition, again after conflicts; whatever the answer, ours there is success."""
     for tries_left in reversed(range(_CONFLICT_TRIES)):
         try:
-            await session.retried(
-                "put_object",
-                Key=key,
-                Body=body,
-                Metadata=attributes.metadata(),
-                ChecksumCRC64NVME=checksum,
-                **condition,
-            )
+            await put()
         except (ConditionFailedError, MissingError):
-            return await _is_there(session, key, body, attributes)
+            return await is_ours()
         except ConflictError:
-            if await _is_there(session, key, body, attributes):
+            if await is_ours():
                 return True
             if not tries_left:
                 raise
@@ -296,6 +327,12 @@ async def put_small(
         else:
             return True
     return False
+
+
+async def _holds(session: Session, key: str, *, replaces: str | None) -> bool:
+    """Whether what is there is what may be replaced; None: nothing may be there."""
+    there = await head(session, key)
+    return (None if there is None else there.etag) == replaces
 
 
 async def _is_there(session: Session, key: str, body: bytes, attributes: Attributes) -> bool:
@@ -317,6 +354,10 @@ async def delete(session: Session, key: str) -> None:
 
 async def delete_if_same(session: Session, key: str, etag: str) -> bool:
     """Remove the object if it has this ETag; False if it has another. Nothing there is success."""
+    # Looked at first, as many services ignore a condition on a delete.
+    there = await head(session, key)
+    if there is None or there.etag != etag:
+        return there is None
     try:
         await session.retried("delete_object", Key=key, IfMatch=f'"{etag}"')
     except MissingError:
@@ -326,10 +367,7 @@ async def delete_if_same(session: Session, key: str, etag: str) -> bool:
     except DeniedError:
         raise
     except UnusableError:
-        # A store that doesn't know conditions on a delete.
-        there = await head(session, key)
-        if there is not None and there.etag != etag:
-            return False
+        # A service that refuses conditions on a delete.
         await delete(session, key)
     return True
 
@@ -362,8 +400,8 @@ async def delete_each(
             key, code = str(item.get("Key")), str(item.get("Code"))
             reason = f"{code}: {item.get('Message') or 'no reason given'}"
             if code in _FOR_NOW:
-                msg = f"cannot remove {key!r}: {reason}"
-                raise TransientStoreError(msg, subject=key)
+                msg = f"cannot remove {told(session, key)!r}: {reason}"
+                raise TransientStoreError(msg, subject=told(session, key))
             if code not in _GONE:
                 refused[key] = reason
 

@@ -18,7 +18,7 @@ from ckptgate.model.ids import check_attempt_id
 from ckptgate.model.layout import DATA_NAME, attempt_prefix, attempts_prefix, join_key
 from ckptgate.model.reclaim import Part, PartKind
 from ckptgate.ports.store import Won
-from ckptgate_adapters.s3_store.objects import Listed, delete_each, each, head, list_all
+from ckptgate_adapters.s3_store.objects import Listed, delete_each, each, head, list_all, told
 from ckptgate_adapters.s3_store.session import Session
 from ckptgate_adapters.s3_store.uploads import Started, abort, list_started, progress
 
@@ -149,7 +149,9 @@ class S3Reclaim:
         hint = "is it locked, or s3:DeleteObject not allowed?"
         errors = {
             keys[key].key: RefusedError(
-                f"the store refuses to remove {key!r}: {reason}", subject=key, hint=hint
+                f"the store refuses to remove {told(self._session, key)!r}: {reason}",
+                subject=told(self._session, key),
+                hint=hint,
             )
             for key, reason in refused.items()
         }

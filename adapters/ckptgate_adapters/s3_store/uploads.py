@@ -16,7 +16,7 @@ from typing import Any, Final
 from ckptgate.errors import TransientStoreError
 from ckptgate.ports.uploads import UnfinishedUpload
 from ckptgate_adapters.s3_store.failures import NoSuchUploadError
-from ckptgate_adapters.s3_store.objects import each, listed_in
+from ckptgate_adapters.s3_store.objects import each, listed_in, told
 from ckptgate_adapters.s3_store.session import Session
 
 __all__ = ["S3Uploads", "Started", "abort", "list_started", "progress"]
@@ -66,15 +66,15 @@ class S3Uploads:
         ]
 
         async def look(one: Started) -> UnfinishedUpload | None:
-            told = await progress(self._session, one)
-            if told is None:
+            seen = await progress(self._session, one)
+            if seen is None:
                 return None
             return UnfinishedUpload(
                 path=location.path(one.key),
                 upload_id=one.upload_id,
                 started_at=one.started_at,
-                parts=told[0],
-                size=told[1],
+                parts=seen[0],
+                size=seen[1],
             )
 
         found = await each(self._session.options.max_parallel, started, look)
@@ -145,10 +145,10 @@ async def abort(session: Session, key: str, upload_id: str) -> int:
     one = Started(key=key, upload_id=upload_id, started_at=datetime.now(UTC))
     won = 0
     for _ in range(_ABORT_TRIES):
-        told = await progress(session, one)
-        if told is None:
+        seen = await progress(session, one)
+        if seen is None:
             return won
-        won = max(won, told[1])
+        won = max(won, seen[1])
         try:
             await session.retried("abort_multipart_upload", Key=key, UploadId=upload_id)
         except NoSuchUploadError:
@@ -156,5 +156,6 @@ async def abort(session: Session, key: str, upload_id: str) -> int:
         if await progress(session, one) is None:
             return won
         await asyncio.sleep(_ABORT_WAIT_S)
-    msg = f"the upload {upload_id!r} of {key!r} still has parts after {_ABORT_TRIES} aborts"
-    raise TransientStoreError(msg, subject=key)
+    subject = told(session, key)
+    msg = f"the upload {upload_id!r} of {subject!r} still has parts after {_ABORT_TRIES} aborts"
+    raise TransientStoreError(msg, subject=subject)
