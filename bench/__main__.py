@@ -28,6 +28,7 @@ SUBJECTS = (
     "memory",
     "idle",
     "s3_upload",
+    "s3_restore",
     "s3_requests",
 )
 

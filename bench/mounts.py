@@ -51,7 +51,7 @@ class Mount:
 
     Attributes:
         path: mount point.
-        store, spool: where its data lie.
+        store, spool: where its data lie; a bucket's store is nowhere.
     """
 
     def __init__(self, base: Path, store: Path) -> None:
@@ -115,16 +115,18 @@ class Mount:
 
 @contextlib.contextmanager
 def mounted(
-    base: Path, *, store: Path | None = None, config: str = CONFIG, passthrough: bool = True
+    base: Path, *, store: Path | str | None = None, config: str = CONFIG, passthrough: bool = True
 ) -> Iterator[Mount]:
     """Mount below *base*; the spool lies there, the store beside it if none is given.
 
-    Whatever was written is thrown away: the unmount doesn't wait for unfinished checkpoints.
+    A store `s3://...` is where the environment says. Whatever was written is thrown away: the
+    unmount doesn't wait for unfinished checkpoints.
     """
-    mount = Mount(base, store or base / "store")
-    mount.store.mkdir(exist_ok=True)
+    directory = base / "store" if store is None or isinstance(store, str) else store
+    mount = Mount(base, directory)
+    directory.mkdir(exist_ok=True)
     (base / "ckptgate.toml").write_text(f"passthrough = {str(passthrough).lower()}\n{config}")
-    _command("mount", mount.store, mount.path, "--spool", mount.spool,
+    _command("mount", store or directory, mount.path, "--spool", mount.spool,
              "--config", base / "ckptgate.toml")  # fmt: skip
     try:
         mount.find_processes()

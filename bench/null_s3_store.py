@@ -138,6 +138,9 @@ class NullStore:
         stored = _stored(ask)
         if not _is_whole(stored):
             return _error(400, "BadDigest")
+        if stored.body is None and "content-md5" not in ask.headers:
+            # Not an MD5 of what nobody has looked at: no client may take it for one.
+            stored.etag = f'{stored.etag[:-1]}-1"'
         self._objects[ask.bucket, ask.key] = stored
         return Answer(headers={"ETag": stored.etag, **_checksums(stored.headers)})
 
@@ -295,7 +298,7 @@ class NullStore:
             f"<NextContinuationToken>{escape(names[-1])}</NextContinuationToken>" if more else ""
         )
         return _document(
-            f"<ListBucketResult><KeyCount>{len(names)}</KeyCount><MaxKeys>{most}</MaxKeys>"
+            f"<ListBucketResult><Name>{ask.bucket}</Name><KeyCount>{len(names)}</KeyCount><MaxKeys>{most}</MaxKeys>"
             f"<IsTruncated>{str(more).lower()}</IsTruncated>{token}"
             f"{''.join(rows[name] for name in names)}</ListBucketResult>"
         )

@@ -1,4 +1,4 @@
-"""The null S3 server as a process of its own, and what clients are told about it."""
+"""The servers that S3 clients are measured against: the null server, and SeaweedFS beside it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,20 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
-__all__ = ["BUCKET", "CREDENTIALS", "NullServer", "content_file", "null_server"]
+from tests.s3 import servers
+
+__all__ = [
+    "BUCKET",
+    "CREDENTIALS",
+    "NullServer",
+    "S3Server",
+    "WeedServer",
+    "content_file",
+    "null_server",
+    "weed_server",
+]
 
 BUCKET = "bench"
 CREDENTIALS = {
@@ -27,9 +39,33 @@ CREDENTIALS = {
 }
 
 
+class S3Server(Protocol):
+    """A running one, with the bucket."""
+
+    @property
+    def endpoint(self) -> str: ...
+
+    def put(self, key: str, data: bytes) -> None:
+        """Store a small object."""
+        ...
+
+    def size(self, key: str) -> int:
+        """Bytes of an object; -1 if there is none."""
+        ...
+
+
+def check_stored(server: S3Server, keys: Iterable[str], size: int) -> None:
+    """Fail if it doesn't have all of them: no figure of a client that does less."""
+    for key in keys:
+        found = server.size(key)
+        if found != size:
+            msg = f"{key} has {found} bytes on the server, not {size}"
+            raise RuntimeError(msg)
+
+
 @dataclass(frozen=True, slots=True)
 class NullServer:
-    """A running one."""
+    """A process of the null server."""
 
     port: int
     pid: int
@@ -40,24 +76,41 @@ class NullServer:
 
     def counts(self) -> dict[str, int]:
         """Requests of each kind so far."""
-        counts: dict[str, int] = json.loads(self._ask("GET", "/")[1])
+        counts: dict[str, int] = json.loads(self._ask("GET", "/")[2])
         return counts
 
-    def check_stored(self, keys: Iterable[str], size: int) -> None:
-        """Fail if it wasn't sent all of them: no figure of a client that does less."""
-        for key in keys:
-            length, _ = self._ask("HEAD", f"/{BUCKET}/{key}")
-            if length != size:
-                msg = f"{key} has {length} bytes on the server, not {size}"
-                raise RuntimeError(msg)
+    def put(self, key: str, data: bytes) -> None:
+        self._ask("PUT", f"/{BUCKET}/{key}", data)
 
-    def _ask(self, method: str, target: str) -> tuple[int, bytes]:
-        """Length and bytes of the answer's body."""
+    def size(self, key: str) -> int:
+        status, length, _ = self._ask("HEAD", f"/{BUCKET}/{key}")
+        return length if status == 200 else -1
+
+    def _ask(self, method: str, target: str, body: bytes | None = None) -> tuple[int, int, bytes]:
+        """Status, length and bytes of the answer."""
         client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         with contextlib.closing(client):
-            client.request(method, target)
+            client.request(method, target, body=body)
             reply = client.getresponse()
-            return int(reply.headers["Content-Length"]), reply.read()
+            return reply.status, int(reply.headers["Content-Length"]), reply.read()
+
+
+@dataclass(frozen=True, slots=True)
+class WeedServer:
+    """A process of SeaweedFS."""
+
+    endpoint: str
+    client: Any
+
+    def put(self, key: str, data: bytes) -> None:
+        self.client.put_object(Bucket=BUCKET, Key=key, Body=data)
+
+    def size(self, key: str) -> int:
+        try:
+            length: int = self.client.head_object(Bucket=BUCKET, Key=key)["ContentLength"]
+        except self.client.exceptions.ClientError:
+            return -1
+        return length
 
 
 @contextlib.contextmanager
@@ -75,6 +128,19 @@ def null_server(content: Path) -> Iterator[NullServer]:
             yield NullServer(int(process.stdout.readline()), process.pid)
         finally:
             process.kill()
+
+
+@contextlib.contextmanager
+def weed_server() -> Iterator[WeedServer]:
+    """Run SeaweedFS, which keeps what it is given below the system's temporary directory."""
+    keys = {
+        "accessKey": CREDENTIALS["AWS_ACCESS_KEY_ID"],
+        "secretKey": CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+    }
+    with servers.seaweedfs([{**servers.ADMIN, "credentials": [keys]}]) as server:
+        client = server.client()
+        client.create_bucket(Bucket=BUCKET)
+        yield WeedServer(server.endpoint, client)
 
 
 def content_file(path: Path, size: int) -> Path:

