@@ -106,10 +106,15 @@ class Lab:
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     @staticmethod
-    def make(bucket: Bucket, proxy: ChaosProxy, tmp: Path, *, has_parts: bool) -> Lab:
-        """Needs the bucket's credentials in the environment."""
+    def make(
+        bucket: Bucket, proxy: ChaosProxy, tmp: Path, *, has_parts: bool, stall_s: float = 2.0
+    ) -> Lab:
+        """Needs the bucket's credentials in the environment.
+
+        Where nothing stalls, *stall_s* may be as long as a busy machine needs for a part.
+        """
         healthy = S3Store(bucket.url, options(bucket.server.endpoint, stall_s=20))
-        faulty = S3Store(bucket.url, options(proxy.endpoint, stall_s=2.0))
+        faulty = S3Store(bucket.url, options(proxy.endpoint, stall_s=stall_s))
         return Lab(bucket, proxy, tmp, healthy, faulty, has_parts)
 
     def saving(self) -> Saving:

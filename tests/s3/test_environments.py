@@ -31,7 +31,7 @@ def lab_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     def make(bucket: Bucket, *, has_parts: bool = True) -> Lab:
         give_credentials(bucket.server, monkeypatch)
         proxy = ChaosProxy(bucket.server.port)
-        lab = Lab.make(bucket, proxy, tmp_path, has_parts=has_parts)
+        lab = Lab.make(bucket, proxy, tmp_path, has_parts=has_parts, stall_s=30)
         labs.append((lab, proxy))
         return lab
 
