@@ -21,7 +21,8 @@ from ckptgate.model.closure import ExpectedSet
 __all__ = ["Weights"]
 
 _INDEX: Final = re.compile(r"([\w.-]+?)\.(safetensors|bin)\.index(?:\.[\w-]+)?\.json")
-_SHARD: Final = re.compile(r"(?!shard-)([\w.-]+)-([0-9]{5})-of-([0-9]{5})\.(safetensors|bin)")
+# Of weights only: files of a data set have such numbers too, from 0 on.
+_SHARD: Final = re.compile(r"((?:\w+_)?model)-([0-9]{5})-of-([0-9]{5})\.(safetensors|bin)")
 _SHARDS_MAX: Final = 10_000
 
 

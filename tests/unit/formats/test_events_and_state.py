@@ -146,6 +146,11 @@ def test_shards_of_an_older_number_are_not_waited_for_where_an_index_tells() -> 
     assert "model-00001-of-00003.safetensors" not in expected(files, "step-1")
 
 
+def test_numbered_files_of_a_data_set_are_no_weights() -> None:
+    files = hf_trainer(ranks=1) | {"data/train-00000-of-00003.bin": b"x"}
+    assert not any("train-" in path for path in expected(files, "checkpoint-4"))
+
+
 def test_deepspeed_s_partitions_go_by_the_optimizer_s_own_count() -> None:
     """With MiCS and the like a partition is shared by fewer ranks than there are."""
     files = deepspeed(stage=2, dp=2) | {
