@@ -1,7 +1,8 @@
-"""Removing names, making symlinks, changing attributes. Any thread."""
+"""Removing names, making symlinks, attributes as a caller sees and changes them. Any thread."""
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 
@@ -25,7 +26,7 @@ from ckptgate.vfs.interface import Attr, Caller, Entry, SetAttr
 from ckptgate.vfs.lookup import remove_name
 from ckptgate.vfs.visibility import Found, What
 
-__all__ = ["setattr_of", "symlink", "unlink"]
+__all__ = ["attr_for", "setattr_of", "symlink", "unlink"]
 
 
 def unlink(ctx: Context, caller: Caller, parent_ino: int, name: str) -> None:
@@ -166,6 +167,20 @@ def setattr_of(ctx: Context, caller: Caller, ino: int, changes: SetAttr, fh: int
         revisions.touch(ctx, ctx.who(caller), target)
     attr = attr_of(ctx, ctx.node(target.ino))
     return attr if target.ino == ino else _as(attr, ino)
+
+
+def attr_for(ctx: Context, caller: Caller, node: NodeRow) -> Attr:
+    """stat(2) of the node for this caller, with what its revision changed but the bytes.
+
+    For a moment after such a change the kernel knows the name by the committed node. That one's
+    size stays: others may be reading it.
+    """
+    attr = attr_of(ctx, node)
+    copy = visibility.copy_of(ctx, caller, node) if node.kind is NodeKind.FILE else None
+    if copy is None or copy.file != node.file:
+        return attr
+    changed = dataclasses.replace(attr_of(ctx, copy), size=attr.size, blocks=attr.blocks)
+    return _as(changed, node.ino)
 
 
 def _as(attr: Attr, ino: int) -> Attr:

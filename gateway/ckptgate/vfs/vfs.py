@@ -19,7 +19,6 @@ from ckptgate.ports.catalog import Catalog, Invalidations, Waker
 from ckptgate.ports.clock import Clock
 from ckptgate.ports.spool import ROOT_INO, AttemptRow, NodeKind, NodeRow, Spool
 from ckptgate.vfs import (
-    attributes,
     directories,
     events,
     files,
@@ -183,7 +182,7 @@ class Vfs:
         node = self._ctx.node(node_of(ino))
         if node.attempt is None:
             node = plain.grown(self._ctx, caller, node)
-        return attributes.attr_of(self._ctx, node)
+        return mutate.attr_for(self._ctx, caller, node)
 
     def setattr(self, caller: Caller, ino: int, changes: SetAttr, fh: int | None) -> Attr:
         """chmod, chown, truncate, utimens."""

@@ -29,6 +29,7 @@ __all__ = [
     "What",
     "committed_here",
     "committed_names",
+    "copy_of",
     "directory",
     "filled",
     "inner_timeout",
@@ -110,6 +111,18 @@ def revision_of(ctx: Context, who: Who, base: AttemptRow) -> AttemptRow | None:
         if row.base == base.id and row.job_key == who.key:
             return row
     return None
+
+
+def copy_of(ctx: Context, caller: Caller, node: NodeRow) -> NodeRow | None:
+    """The node that stands for a committed *node* in the caller's revision, if any."""
+    row = None if node.attempt is None else ctx.spool.attempt(node.attempt)
+    if row is None or row.state is not AttemptState.COMMITTED:
+        return None
+    undecided = ctx.spool.attempts(run_ino=row.run_ino, states=UNDECIDED)
+    if all(later.base != row.id for later in undecided):
+        return None
+    revision = revision_of(ctx, ctx.who(caller), row)
+    return None if revision is None else ctx.spool.node(_clones(ctx, revision).get(node.ino, 0))
 
 
 def is_deleted(ctx: Context, who: Who, row: AttemptRow) -> bool:

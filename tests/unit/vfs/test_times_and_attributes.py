@@ -169,3 +169,17 @@ def test_looking_for_a_name_that_cannot_be_is_a_plain_absence(world):
     with pytest.raises(InvalidNameError) as caught:
         world.walk(world.a, "plain/" + "n" * 256)
     assert caught.value.errno == errno.ENAMETOOLONG
+
+
+def test_who_changed_a_committed_files_attributes_sees_that_by_the_old_number_too(world):
+    """I8: the kernel may know the name by that for a moment; nobody else sees the change."""
+    world.commit("", "step-1", {"a": b"old"})
+    ino = world.walk(world.a, "step-1/a").attr.ino
+    before = world.vfs.getattr(world.b, ino, None)
+    world.vfs.setattr(world.a, ino, SetAttr(mtime_ns=5, mode=0o400), None)
+    seen = world.vfs.getattr(world.a, ino, None)
+    assert (seen.ino, seen.mtime_ns, seen.mode, seen.size) == (ino, 5, 0o400, 3)
+    assert seen.timeout_s == 0
+    assert world.vfs.getattr(world.b, ino, None) == before
+    world.write(world.a, "step-1/a", b"newer")
+    assert world.vfs.getattr(world.a, ino, None).size == 3
