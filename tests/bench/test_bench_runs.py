@@ -14,6 +14,8 @@ from bench.pairs import alternate, ratios
 from bench.report import Figure, line, spread
 
 ROOT = Path(__file__).parents[2]
+ALWAYS = ("write", "commit_many", "s3_requests")
+"""They use most of what the others share; the others take minutes together."""
 
 
 def bench(*words: str, places: tuple[Path, Path]) -> subprocess.CompletedProcess[str]:
@@ -28,7 +30,13 @@ def bench(*words: str, places: tuple[Path, Path]) -> subprocess.CompletedProcess
     )
 
 
-@pytest.mark.parametrize("subject", SUBJECTS)
+@pytest.mark.parametrize(
+    "subject",
+    [
+        subject if subject in ALWAYS else pytest.param(subject, marks=pytest.mark.full)
+        for subject in SUBJECTS
+    ],
+)
 def test_each_subject_yields_figures(require, tmp_path, subject):
     require(os.access("/dev/fuse", os.R_OK | os.W_OK), "/dev/fuse can't be opened")
     done = bench(subject, "--json", places=(tmp_path, tmp_path))

@@ -72,6 +72,7 @@ def test_what_is_dead_goes_from_store_and_spool_and_what_is_good_stays(made: Clu
     assert job(REMOVE, run / "step-1").returncode == 0
     until("step-1 is retired", lambda: made.committed("run") == ["step-2", "step-4"])
     save(node, "step-5")
+    until("step-5 is in its place", lambda: made.records("run")[-1]["entry"]["type"] == "PUBLISHED")
     before = used(data), used(staged)
     assert gc(node.mnt)["removed"] == []
     said = gc("--dry-run", "--grace", "0s", node.mnt)

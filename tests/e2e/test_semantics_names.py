@@ -332,7 +332,7 @@ def test_deep_paths(place: Path):
         os.close(before)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_directory_of_ten_thousand_names(run: Path):
     count = 10_000
     many = run / "step-1/many"
