@@ -157,13 +157,20 @@ if kind == "committed":
     assert done.returncode == 0, done.stderr
     if kind == "committed":
         save(run.here / "step-2", run_id="one")
+    if kind == "plain":
+        # What another node has seen, it must see go.
+        count_files = "import os, sys; print(sum(len(f) for _, _, f in os.walk(sys.argv[1])))"
+        until("all on the other node", partial(says, count_files, run.there / name, "40\n"))
     body = """
 import subprocess
 done = subprocess.run(["rm", "-rf", path], stderr=subprocess.PIPE, text=True)
 won.append(done.stderr)
 """
     assert together(body, path, count) == [[""]] * count
-    look = "import os, sys; print(os.path.lexists(sys.argv[1]))"
+    look = (
+        "import os, sys; folder, name = os.path.split(sys.argv[1]); "
+        "print(os.path.lexists(sys.argv[1]) or name in os.listdir(folder))"
+    )
     assert job(look, path, run_id="one").stdout == "False\n"
     for where in (run.here, run.there):
         until("its end for all", partial(says, look, where / name, "False\n"))
@@ -201,6 +208,25 @@ print("all")
         for child in (here, there):
             out, error = child.communicate(timeout=40)
             assert out == "all\n", error
+
+
+def test_no_size_is_below_what_was_read_of_a_log_that_another_node_writes(run: Run):
+    """`tail` would take it for a truncation, and show all of it again."""
+    path, there = run.here / "grows.log", run.there / "grows.log"
+    path.write_text("line 0\n")
+    until("the log on the other node", there.exists)
+    store = run.pair.store / run.here.name / "grows.log"
+    for number in range(1, 6):
+        # The other node asks the store, which has more by the time that it is read there.
+        until("all so far", lambda: there.stat().st_size == path.stat().st_size)
+        with path.open("a") as log:
+            log.write(f"line {number}\n")
+        until("it in the store", lambda: store.stat().st_size == path.stat().st_size)
+        fd = os.open(there, os.O_RDONLY)
+        try:
+            assert len(os.read(fd, 1000)) <= os.fstat(fd).st_size
+        finally:
+            os.close(fd)
 
 
 def test_directories_are_renamed_on_one_node_while_the_other_writes_in_them(run: Run):

@@ -332,4 +332,24 @@ def read_plain(ctx: Context, caller: Caller, fh: int, offset: int, length: int) 
         ctx.need_block(caller)
         return stored.read(ctx, path, lambda path: ctx.catalog.plain_read(path, offset, length))
 
-    return follow(handle, offset, length, read)
+    before = handle.seen
+    data = follow(handle, offset, length, read)
+    if handle.seen is not None and handle.seen is not before:
+        _grown_to(ctx, handle.row.ino, handle.seen.end)
+    return data
+
+
+def _grown_to(ctx: Context, ino: int, end: int) -> None:
+    """Have stat tell no less than what a descriptor reads.
+
+    What was known of the store's file may be older than the bytes that it just gave: to `tail`, a
+    size below what it has read is a truncation. Whoever asked the store before finds another row
+    than it knew, and leaves it alone.
+    """
+    node = ctx.spool.node(ino)
+    if node is None or node.file is not None or node.size >= end:
+        return
+    with ctx.taking_over():
+        node = ctx.spool.node(ino)
+        if node is not None and node.file is None and node.size < end:
+            ctx.spool.update_node(ino, size=end)

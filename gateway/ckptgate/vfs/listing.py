@@ -23,6 +23,7 @@ from ckptgate.vfs.context import Context
 from ckptgate.vfs.interface import Caller, DirEntry, Entry
 from ckptgate.vfs.memory import Named, OpenDir
 from ckptgate.vfs.standins import node_of
+from ckptgate.vfs.stored import Queue
 
 _log = logging.getLogger(__name__)
 _DIR_BIT = 1 << 62
@@ -171,17 +172,26 @@ def snapshot(ctx: Context, caller: Caller, node: NodeRow) -> dict[str, tuple[Nod
         if child is not None:
             ctx.done_now(("plain", child.ino))
             candidates[entry.name] = None
-    return _meanings(ctx, caller, node, candidates)
+    return _meanings(ctx, caller, node, candidates, frozenset(entry.name for entry in stored))
 
 
 def _meanings(
-    ctx: Context, caller: Caller, node: NodeRow, candidates: dict[str, None]
+    ctx: Context,
+    caller: Caller,
+    node: NodeRow,
+    candidates: dict[str, None],
+    stored: frozenset[str],
 ) -> dict[str, tuple[NodeRow, float]]:
     found: dict[str, tuple[NodeRow, float]] = {}
+    queue = Queue(ctx)
     for name in candidates:
         child = ctx.spool.child(node.ino, name)
         if child is not None and child.plain_path is not None and _is_simple(ctx, node, name):
-            found[name] = (child, ctx.settings.entry_timeout_s)
+            if name not in stored and not queue.touches(names.plain_path(node, name)):
+                # It is newer here, or another node removed it.
+                child = plain.refreshed(ctx, caller, node, name, child)
+            if child is not None:
+                found[name] = (child, ctx.settings.entry_timeout_s)
             continue
         try:
             meaning = ctx.steadily(partial(visibility.resolve, ctx, caller, node, name))

@@ -2,7 +2,8 @@
 
 Owns the rule that a plain name is visible at once on this mount, queued for the store, and that a
 name which only the store has appears here until its removal is queued. A file whose bytes the store
-was given follows the store from then on: another node may have replaced them. Any thread.
+was given follows the store from then on: another node may have replaced them. So does a directory
+in which nothing is newer here: another node may have removed it. Any thread.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ckptgate.vfs.attributes import local_stat
 from ckptgate.vfs.context import Context
 from ckptgate.vfs.interface import Caller
 from ckptgate.vfs.stored import Queue
+from ckptgate.vfs.unused import drop_if_unused
 
 __all__ = [
     "grown",
@@ -171,16 +173,16 @@ def refreshed(
     ctx: Context, caller: Caller, parent: NodeRow, name: str, child: NodeRow
 ) -> NodeRow | None:
     """A plain child as it is now: what isn't newer here is looked up in the store again."""
-    if child.kind is NodeKind.DIR:
-        return child
     if not ctx.is_due(("plain", child.ino), _REFRESH_S):
         return child
+    if child.kind is NodeKind.DIR:
+        return _refreshed_directory(ctx, caller, parent, name, child)
     if child.file is not None and ctx.memory.files.count(child.ino):
-        return child
-    if Queue(ctx).touches(names.plain_path(parent, name)):
         return child
     file = None if child.file is None else ctx.spool.file(child.file)
     if file is not None and not _is_given(ctx, file):
+        return child
+    if Queue(ctx).touches(names.plain_path(parent, name)):
         return child
     ctx.need_block(caller)
     try:
@@ -193,6 +195,62 @@ def refreshed(
     if node is not None:
         ctx.done_now(("plain", node.ino))
     return node
+
+
+def _refreshed_directory(
+    ctx: Context, caller: Caller, parent: NodeRow, name: str, child: NodeRow
+) -> NodeRow | None:
+    """The same for a directory: it goes when the store has it no longer, with all below it."""
+    path = names.plain_path(parent, name)
+    if _has_checkpoints(ctx, child) or Queue(ctx).touches(path):
+        return child
+    ctx.need_block(caller)
+    try:
+        entry = ctx.catalog.plain_stat(path)
+    except TransientStoreError as exc:
+        ctx.store_is_away(exc, f"plain-stat {name!r}")
+        ctx.done_now(("plain", child.ino))
+        return child
+    ctx.done_now(("plain", child.ino))
+    if entry is not None and entry.kind is PlainKind.DIR:
+        return child
+    with ctx.taking_over():
+        now = ctx.spool.child(parent.ino, name)
+        if now != child or Queue(ctx).reaches(path) or not _is_the_stores(ctx, child):
+            return now
+        _drop_tree(ctx, parent, name, child)
+        if entry is None or not _can_be_shown(ctx, parent, entry):
+            return None
+        return take_entry(ctx, parent, name, entry)
+
+
+def _has_checkpoints(ctx: Context, node: NodeRow) -> bool:
+    """Whether a directory has attempts, committed checkpoints or pending values here."""
+    return bool(ctx.spool.attempts(run_ino=node.ino) or ctx.spool.pending(parent=node.ino))
+
+
+def _is_the_stores(ctx: Context, node: NodeRow) -> bool:
+    """Whether nothing of a plain node, nor of what is below it, is newer here."""
+    if node.plain_path is None:
+        return False
+    if node.kind is NodeKind.DIR:
+        children = ctx.spool.children(node.ino)
+        return not _has_checkpoints(ctx, node) and all(
+            _is_the_stores(ctx, child) for _, child in children
+        )
+    if node.file is None:
+        return True
+    file = ctx.spool.file(node.file)
+    return not ctx.memory.files.count(node.ino) and file is not None and _is_given(ctx, file)
+
+
+def _drop_tree(ctx: Context, parent: NodeRow, name: str, node: NodeRow) -> None:
+    """Take the names from a plain node and all below it; inside a change."""
+    if node.kind is NodeKind.DIR:
+        for child_name, child in ctx.spool.children(node.ino):
+            _drop_tree(ctx, node, child_name, child)
+    ctx.spool.unlink(parent.ino, name)
+    drop_if_unused(ctx, node.ino, is_forgotten=False)
 
 
 def grown(ctx: Context, caller: Caller, node: NodeRow) -> NodeRow:

@@ -94,12 +94,11 @@ def writable_directory(ctx: Context, caller: Caller, node: NodeRow) -> NodeRow:
 
     Raises:
         MissingError: ENOENT, the directory was removed: the kernel sees to that only where it was
-            removed by the same way (see `standins`).
+            removed by the same way (see `standins`), on this node.
     """
     parent = writable(ctx, caller, node)
-    if parent.attempt is not None:
-        _check_named(ctx, parent.ino)
-        ctx.expect(lambda: _check_named(ctx, parent.ino))
+    _check_named(ctx, parent.ino)
+    ctx.expect(lambda: _check_named(ctx, parent.ino))
     return parent
 
 

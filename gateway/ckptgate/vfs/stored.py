@@ -31,6 +31,8 @@ class Queue:
         self._has_more = any(
             row.op in {PlainOpKind.RENAME, PlainOpKind.MKDIR} for row in self._rows
         )
+        self._named = {path for row in self._rows for path in (row.path, row.to)}
+        self._renames = [row for row in self._rows if row.op is PlainOpKind.RENAME]
 
     def paths(self, path: str) -> list[str]:
         """Where the store may have it, in the order in which to look; none: it has nothing."""
@@ -50,11 +52,13 @@ class Queue:
 
     def touches(self, path: str) -> bool:
         """Whether something in it is about this very path, or moves a directory above it."""
-        return any(
-            path in {row.path, row.to}
-            or (row.op is PlainOpKind.RENAME and (_is_in(path, row.to) or _is_in(path, row.path)))
-            for row in self._rows
+        return path in self._named or any(
+            _is_in(path, row.to) or _is_in(path, row.path) for row in self._renames
         )
+
+    def reaches(self, path: str) -> bool:
+        """Whether something in it is about this path, moves it, or is about what is below it."""
+        return self.touches(path) or any(_is_in(named, path) for named in self._named)
 
 
 def _is_in(path: str, directory: str) -> bool:

@@ -217,6 +217,33 @@ def test_a_file_that_only_the_store_has_grows_while_somebody_has_it_open(world):
     world.close(world.a, opened)
 
 
+@pytest.mark.parametrize("is_slow", [False, True], ids=["just-asked", "asked-meanwhile"])
+def test_no_size_is_below_what_was_read(world, is_slow):
+    """`tail` takes that for a truncation, and begins anew: the store had grown since it was asked.
+
+    Nor does somebody change that who asked before, and whose answer comes after it.
+    """
+    world.catalog.add_plain("train.log", b"1")
+    ino = world.walk(world.a, "train.log").attr.ino
+    opened = world.vfs.open(world.a, ino, os.O_RDONLY)
+    sizes = []
+
+    def read():
+        world.catalog.add_plain("train.log", b"1 and 2")
+        assert world.vfs.read(world.a, opened.fh, 0, 100) == b"1 and 2"
+        sizes.append(world.vfs.getattr(world.a, ino, opened.fh).size)
+
+    if is_slow:
+        world.clock.seconds += 2
+        world.catalog.add_plain("train.log", b"1 an")
+        before_the_change(world, read)
+    else:
+        read()
+    sizes.append(world.vfs.getattr(world.b, ino, None).size)
+    assert set(sizes) == {7}
+    world.close(world.a, opened)
+
+
 def test_a_small_file_of_the_store_is_read_as_one_version(world):
     """I8: another node replaces it between two reads of one descriptor, by a longer text."""
     world.catalog.add_plain("value.log", b"9\n")

@@ -17,6 +17,8 @@ def give(world, path):
     file = world.spool.node(world.walk(world.a, path).attr.ino).file
     found = os.stat(world.spool.data_path(file))
     world.catalog.add_plain(path, world.read(world.a, path), mtime_ns=found.st_mtime_ns)
+    while path := path.rpartition("/")[0]:
+        world.catalog.add_plain(path, kind=PlainKind.DIR)
     with world.spool.transaction():
         world.spool.update_file(file, size=found.st_size, mtime_ns=found.st_mtime_ns)
         for op in world.spool.plain_ops():

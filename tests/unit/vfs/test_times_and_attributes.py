@@ -155,6 +155,7 @@ def test_a_users_symlink_keeps_its_owner_when_the_store_has_it(world):
     world.vfs.symlink(user, parent, "s", "target")
     for row in world.spool.plain_ops():
         world.spool.drop_plain_op(row.id)
+    world.catalog.add_plain("plain", kind=PlainKind.DIR)
     world.catalog.add_plain("plain/s", b"", kind=PlainKind.SYMLINK, target="target")
     world.clock.sleep(10)
     assert world.walk(world.a, "plain/s").attr.uid == 1000
@@ -164,6 +165,7 @@ def test_looking_for_a_name_that_cannot_be_is_a_plain_absence(world):
     world.mkdir(world.a, "plain")
     for row in world.spool.plain_ops():
         world.spool.drop_plain_op(row.id)
+    world.catalog.add_plain("plain", kind=PlainKind.DIR)
     with pytest.raises(MissingError):
         world.walk(world.a, "plain/a\nb")
     with pytest.raises(InvalidNameError) as caught:
