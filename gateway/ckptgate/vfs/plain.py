@@ -50,10 +50,7 @@ def queue_put(ctx: Context, node: NodeRow) -> None:
     """Have the file's content copied to the store; inside a change."""
     if node.plain_path is None or node.file is None:
         return
-    queued = any(
-        row.op is PlainOpKind.PUT and row.ino == node.ino and row.path == node.plain_path
-        for row in ctx.spool.plain_ops()
-    )
+    queued = Queue(ctx).ends_with_put(node.plain_path, node.ino)
     if not queued:
         ctx.spool.add_plain_op(
             PlainOpRow(id=0, op=PlainOpKind.PUT, path=node.plain_path, ino=node.ino, mode=node.mode)

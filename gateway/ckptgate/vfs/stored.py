@@ -56,6 +56,18 @@ class Queue:
             _is_in(path, row.to) or _is_in(path, row.path) for row in self._renames
         )
 
+    def ends_with_put(self, path: str, ino: int) -> bool:
+        """Whether the last of it that is about this path brings the present bytes of *ino* there.
+
+        Of a file that was renamed away and back, what removes the name is behind an earlier one.
+        """
+        for row in reversed(self._rows):
+            if row.op is PlainOpKind.PUT and (row.path, row.ino) == (path, ino):
+                return True
+            if row.op is PlainOpKind.RENAME or row.path == path:
+                return False
+        return False
+
     def reaches(self, path: str) -> bool:
         """Whether something in it is about this path, moves it, or is about what is below it."""
         return self.touches(path) or any(_is_in(named, path) for named in self._named)

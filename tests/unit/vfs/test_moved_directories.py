@@ -1,4 +1,4 @@
-"""Plain directories that were renamed here, and whose rename the store is still to see."""
+"""Plain names that were renamed here, and whose rename the store is still to see."""
 
 from __future__ import annotations
 
@@ -154,3 +154,20 @@ def test_what_is_told_of_directories_says_which_renames_it_has_in_it(world):
         (1, "tmp", "final"),
         (3, "final/sub", "sub"),
     ]
+
+
+def test_a_file_that_was_renamed_away_and_back_comes_to_the_store(world):
+    """I11: its first copy is still queued, and its removal behind that."""
+    world.write(world.a, "a.txt", b"1")
+    world.rename(world.a, "a.txt", "b.txt")
+    world.rename(world.a, "b.txt", "a.txt")
+    there = set()
+    for op in world.spool.plain_ops():
+        if op.op is PlainOpKind.PUT:
+            there.add(op.path)
+        else:
+            there.discard(op.path)
+    assert there == {"a.txt"}
+    before = len(world.spool.plain_ops())
+    world.close(world.a, world.open_new(world.a, "a.txt"))
+    assert len(world.spool.plain_ops()) == before
