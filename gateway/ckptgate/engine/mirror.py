@@ -104,6 +104,8 @@ class Mirror:
             case PlainOpKind.PUT:
                 node = self._spool.node(op.ino) if op.ino is not None else None
                 if node is not None and self._has_name(node) and not self._is_held(node):
+                    # Who writes and closes it during the copy finds it queued still: look again.
+                    self._open.add(node.ino)
                     # Under the name that it had then: what became of that since is queued behind.
                     self._put_file(node, op.path)
 

@@ -72,3 +72,25 @@ def test_a_file_is_not_copied_to_where_a_queued_rename_is_to_bring_its_directory
     shown = [entry.name for entry in cluster.store.plain_list("") if not entry.is_managed]
     assert shown == ["first", "new"]
     assert "plain-skipped" not in node.kinds()
+
+
+def test_what_is_written_and_closed_during_a_queued_copy_comes_with_the_next_one(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its close finds the copy still queued; the look at all files comes a minute later."""
+    node = cluster.node("a")
+    made = plain_file(node, "a.txt", b"1")
+    node.step()
+    put = type(cluster.store).plain_put
+
+    def put_and_append(store: Any, path: str, source: str, **more: Any) -> None:
+        put(store, path, source, **more)
+        monkeypatch.undo()
+        with open(source, "ab") as stream:
+            stream.write(b" and 2")
+
+    monkeypatch.setattr(type(cluster.store), "plain_put", put_and_append)
+    queue(node, PlainOpKind.PUT, "a.txt", ino=made.ino)
+    for _ in range(2):
+        node.step()
+    assert cluster.store.plain_read("a.txt", 0, 100) == b"1 and 2"
