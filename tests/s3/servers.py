@@ -250,7 +250,25 @@ class Bucket:
         return Bucket(server, name, client)
 
     def destroy(self) -> None:
-        """Remove all that is in it, and the bucket: on SeaweedFS it holds volumes."""
+        """Remove all that is in it, and the bucket: on SeaweedFS it holds volumes.
+
+        A request that was given up may still arrive meanwhile.
+        """
+        from botocore.exceptions import ClientError
+
+        for tries_left in (2, 1, 0):
+            self._empty()
+            if self.prefix:
+                return
+            try:
+                self.client.delete_bucket(Bucket=self.name)
+            except ClientError as exc:
+                if not tries_left or exc.response["Error"]["Code"] != "BucketNotEmpty":
+                    raise
+            else:
+                return
+
+    def _empty(self) -> None:
         for key, upload in self.uploads():
             full = self.prefix + key
             self.client.abort_multipart_upload(Bucket=self.name, Key=full, UploadId=upload)
@@ -262,8 +280,6 @@ class Bucket:
         for start in range(0, len(keys), 1000):
             batch = [{"Key": self.prefix + key} for key in keys[start : start + 1000]]
             self.client.delete_objects(Bucket=self.name, Delete={"Objects": batch, "Quiet": True})
-        if not self.prefix:
-            self.client.delete_bucket(Bucket=self.name)
 
 
 def program(name: str, package: str) -> str | None:

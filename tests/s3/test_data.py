@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.conftest import give_credentials
 from tests.s3.chaos import ChaosProxy, chaos
-from tests.s3.servers import Bucket
+from tests.s3.servers import Bucket, moto
 from tests.s3.wire import Kind
 
 from ckptgate.errors import IntegrityError, MissingError, UsageError
@@ -127,21 +128,26 @@ def test_other_bytes_of_the_same_size_are_found_after_a_restart_too(
 
 
 def test_checksums_that_the_store_does_not_compute_are_not_believed(
-    mini_bucket: Bucket, write: Write, caplog: pytest.LogCaptureFixture
+    s3_programs: None,
+    monkeypatch: pytest.MonkeyPatch,
+    write: Write,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """I1: ministack keeps what it is told; so all is read back, and that is said once."""
-    with chaos(mini_bucket.server.port) as proxy:
-        store = _store(mini_bucket, proxy.endpoint)
+    """I1: moto keeps what it is told; so all is read back, and that is said once."""
+    with moto() as server, chaos(server.port) as proxy:
+        give_credentials(server, monkeypatch)
+        bucket = Bucket.make(server)
+        store = _store(bucket, proxy.endpoint)
         files = {f"r/{n}": write(f"f{n}", os.urandom(n * PART + 5)) for n in range(3)}
         assert store.put_all(files, VerifyMode.CHECKSUM) == {}
         assert proxy.count(Kind.GET) >= len(files)
         assert [record.msg for record in caplog.records if "no-checksum" in record.msg] == [
             "s3-no-checksum store=%s why=%s: what is stored is read back instead"
         ]
-        mini_bucket.put("pre/r/1", b"x" * files["r/1"].size)
+        bucket.put("pre/r/1", b"x" * files["r/1"].size)
         with pytest.raises(IntegrityError):
             store.verify("r/1", files["r/1"], VerifyMode.CHECKSUM)
-        assert not any("probe-" in key for key in mini_bucket.keys("pre"))
+        assert not any("probe-" in key for key in bucket.keys("pre"))
         store.close()
 
 

@@ -150,7 +150,8 @@ def test_a_store_that_refuses_the_condition_has_the_same_remedy(
 
 
 def test_a_bucket_that_is_not_there_and_an_endpoint_that_does_not_answer(make: Make) -> None:
-    assert "NoSuchBucket" in str(_refusal(make("s3://there-is-no-such-bucket")))
+    refusal = _refusal(make("s3://there-is-no-such-bucket"))
+    assert "there is no bucket 'there-is-no-such-bucket'" in str(refusal)
     refusal = _refusal(make(endpoint_url="http://127.0.0.1:9"))
     assert "can't be reached" in str(refusal)
 
