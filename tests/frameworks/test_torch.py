@@ -412,6 +412,7 @@ def test_a_rank_killed_in_a_save_leaves_nothing_to_see(run: Run, plain, tmp_path
     observer.check(run)
 
 
+@pytest.mark.full
 def test_a_restarted_job_waits_for_a_sealed_checkpoint(run: Run, plain, tmp_path: Path):
     """I12: its predecessor's last one is sealed, but not committed; it is what it resumes from."""
     plain_run, expected = plain

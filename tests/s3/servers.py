@@ -252,18 +252,19 @@ class Bucket:
     def destroy(self) -> None:
         """Remove all that is in it, and the bucket: on SeaweedFS it holds volumes.
 
-        A request that was given up may still arrive meanwhile.
+        A request that was given up may still arrive meanwhile; and ministack 1.5 refuses to remove
+        a bucket in which an upload was aborted, whatever it lists. It is gone with its server.
         """
         from botocore.exceptions import ClientError
 
-        for tries_left in (2, 1, 0):
+        for _ in range(3):
             self._empty()
             if self.prefix:
                 return
             try:
                 self.client.delete_bucket(Bucket=self.name)
             except ClientError as exc:
-                if not tries_left or exc.response["Error"]["Code"] != "BucketNotEmpty":
+                if exc.response["Error"]["Code"] != "BucketNotEmpty":
                     raise
             else:
                 return

@@ -18,7 +18,7 @@ from tests.sim.simulation import run_seed
 
 __all__ = ["REGRESSIONS", "fresh_seeds", "parts", "run_all"]
 
-COUNT: Final = int(os.environ.get("CKPTGATE_SEEDS", "100"))
+COUNT: Final = int(os.environ.get("CKPTGATE_SEEDS", "50"))
 """New seeds of one module in the default run; two modules take so many each."""
 _AT_ONCE: Final = 100
 _OF_A_DAY: Final = 1_000_000
