@@ -18,9 +18,19 @@ from typing import Any, Final, cast
 import blake3
 from tests.sim.scheduler import Killed, Process, Scheduler, TaskLock
 
+from ckptgate.engine.verify import fold_log
 from ckptgate.errors import CkptError, TransientStoreError
+from ckptgate.model.documents import Manifest
 from ckptgate.model.reclaim import Part
-from ckptgate.ports.store import DigestedFile, Store, VerifyMode, Won, put_each, reclaim_each
+from ckptgate.ports.store import (
+    DigestedFile,
+    Store,
+    VerifyMode,
+    Won,
+    always,
+    put_each,
+    reclaim_each,
+)
 from ckptgate_adapters.memory_store import MemoryStore
 
 __all__ = ["CALM", "OTHERS", "PROFILES", "Faults", "Network", "ProcessStore", "Profile"]
@@ -167,8 +177,12 @@ class Network:
         args = self._kept(args)
         kwargs = {name: value for name, value in kwargs.items() if name != "is_due"}
         label = f"{name} {shown(args)}"
+        may_land = self._publication(args[0], args[1]) if name == "publish" else always
 
         def land() -> None:
+            if not may_land():
+                self.scheduler.note(f"late {label} -> refused")
+                return
             try:
                 self.apply(name, args, kwargs)
                 said = "ok"
@@ -177,6 +191,12 @@ class Network:
             self.scheduler.note(f"late {label} -> {said}")
 
         self.scheduler.late.append((label, land))
+
+    def _publication(self, run: str, manifest: Manifest) -> Callable[[], bool]:
+        """By the contract it replaces only what its sender had seen, and asked the log about."""
+        is_due = fold_log(self.store, run).current.get(manifest.name) == manifest.attempt
+        seen = self.store.published_attempt(run, manifest.name)
+        return lambda: is_due and self.store.published_attempt(run, manifest.name) == seen
 
     def close(self) -> None:
         for number in range(1, self._spares + 1):
