@@ -109,7 +109,7 @@ def lightning(words: argparse.Namespace) -> dict[str, torch.Tensor]:
     import lightning as pl
     from lightning.pytorch.callbacks import ModelCheckpoint
 
-    class Model(pl.LightningModule):  # type: ignore[misc]
+    class Model(pl.LightningModule):  # type: ignore[misc]  # untyped base
         def __init__(self) -> None:
             super().__init__()
             self.layer = torch.nn.Linear(8, 8)

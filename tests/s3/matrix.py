@@ -78,4 +78,4 @@ def options(endpoint: str, **changes: object) -> S3Options:
         "endpoint_url": endpoint, "path_style": True, "part_bytes": 5 << 20, "stall_s": 1.0,
         "connect_timeout_s": 2.0, "retry_first_s": 0.01, "retry_max_s": 0.05, "tries_max": 3,
     }  # fmt: skip
-    return S3Options(**{**words, **changes})  # type: ignore[arg-type]
+    return S3Options(**{**words, **changes})  # type: ignore[arg-type]  # their types are those of the class

@@ -103,10 +103,10 @@ class Bucket:
         self.objects[key] = Object(bytes(data), dict(metadata), at, etag)
         return self.objects[key]
 
-    def _head_object(self, Key: str, **_: Any) -> dict[str, Any]:  # noqa: N803
+    def _head_object(self, Key: str, **_: Any) -> dict[str, Any]:
         return self._find(Key).answer(self.age_s)
 
-    def _get_object(self, Key: str, **words: Any) -> dict[str, Any]:  # noqa: N803
+    def _get_object(self, Key: str, **words: Any) -> dict[str, Any]:
         found = self._find(Key)
         if "IfMatch" in words:
             self._check(Key, words)
@@ -118,12 +118,12 @@ class Bucket:
             data = data[int(first) : int(last) + 1]
         return found.answer(self.age_s) | {"ContentLength": len(data), "data": data}
 
-    def _put_object(self, Key: str, Body: Any, Metadata: Any = None, **words: Any) -> Any:  # noqa: N803
+    def _put_object(self, Key: str, Body: Any, Metadata: Any = None, **words: Any) -> Any:
         self._check(Key, words)
         data = Body if isinstance(Body, bytes) else Body.read()
         return self._store(Key, data, Metadata or {}).answer(self.age_s)
 
-    def _delete_object(self, Key: str, **words: Any) -> dict[str, Any]:  # noqa: N803
+    def _delete_object(self, Key: str, **words: Any) -> dict[str, Any]:
         if "IfMatch" in words and Key in self.objects:
             self._check(Key, words)
         if Key in self.locked:
@@ -131,7 +131,7 @@ class Bucket:
         self.objects.pop(Key, None)
         return {}
 
-    def _delete_objects(self, Delete: Any) -> dict[str, Any]:  # noqa: N803
+    def _delete_objects(self, Delete: Any) -> dict[str, Any]:
         errors = []
         for item in Delete["Objects"]:
             key = item["Key"]
@@ -141,7 +141,7 @@ class Bucket:
                 self.objects.pop(key, None)
         return {"Errors": errors}
 
-    def _list_objects_v2(self, Prefix: str, **words: Any) -> dict[str, Any]:  # noqa: N803
+    def _list_objects_v2(self, Prefix: str, **words: Any) -> dict[str, Any]:
         after = words.get("ContinuationToken", words.get("StartAfter", ""))
         most = min(words.get("MaxKeys", self.page), self.page)
         contents: list[dict[str, Any]] = []
@@ -168,7 +168,7 @@ class Bucket:
                 common.append(name)
         return {"Contents": contents, "CommonPrefixes": [{"Prefix": one} for one in common]}
 
-    def _copy_object(self, Key: str, CopySource: Any, **words: Any) -> dict[str, Any]:  # noqa: N803
+    def _copy_object(self, Key: str, CopySource: Any, **words: Any) -> dict[str, Any]:
         source = self._source(CopySource, words)
         is_new = words.get("MetadataDirective") == "REPLACE"
         tail = source.etag[32:]
@@ -183,7 +183,7 @@ class Bucket:
 
     # Multipart
 
-    def _create_multipart_upload(self, Key: str, Metadata: Any, **_: Any) -> dict[str, Any]:  # noqa: N803
+    def _create_multipart_upload(self, Key: str, Metadata: Any, **_: Any) -> dict[str, Any]:
         upload = f"u{next(self.ticks)}"
         self.uploads[upload] = (Key, dict(Metadata), {})
         return {"UploadId": upload, "ChecksumType": "FULL_OBJECT"}
@@ -193,7 +193,7 @@ class Bucket:
             raise NoSuchUploadError("no such upload", subject=upload)
         return self.uploads[upload][2]
 
-    def _upload_part_copy(self, UploadId: str, PartNumber: int, **words: Any) -> dict[str, Any]:  # noqa: N803
+    def _upload_part_copy(self, UploadId: str, PartNumber: int, **words: Any) -> dict[str, Any]:
         source = self._source(words["CopySource"], words)
         first, last = words["CopySourceRange"].removeprefix("bytes=").split("-")
         data = source.data[int(first) : int(last) + 1]
@@ -201,19 +201,19 @@ class Bucket:
         etag = hashlib.md5(data).hexdigest()
         return {"CopyPartResult": {"ETag": etag, "ChecksumCRC64NVME": encode(crc64(data))}}
 
-    def _complete_multipart_upload(self, UploadId: str, MultipartUpload: Any, **_: Any) -> Any:  # noqa: N803
+    def _complete_multipart_upload(self, UploadId: str, MultipartUpload: Any, **_: Any) -> Any:
         parts = self._parts(UploadId)
         key, metadata, _parts = self.uploads.pop(UploadId)
         numbers = [part["PartNumber"] for part in MultipartUpload["Parts"]]
         self._store(key, b"".join(parts[n] for n in numbers), metadata, f"-{len(numbers)}")
         return {}
 
-    def _abort_multipart_upload(self, UploadId: str, **_: Any) -> dict[str, Any]:  # noqa: N803
+    def _abort_multipart_upload(self, UploadId: str, **_: Any) -> dict[str, Any]:
         self._parts(UploadId)
         del self.uploads[UploadId]
         return {}
 
-    def _list_multipart_uploads(self, Prefix: str, **_: Any) -> dict[str, Any]:  # noqa: N803
+    def _list_multipart_uploads(self, Prefix: str, **_: Any) -> dict[str, Any]:
         at = datetime.fromtimestamp(1_700_000_000, UTC)
         return {
             "Uploads": [
@@ -223,7 +223,7 @@ class Bucket:
             ]
         }
 
-    def _list_parts(self, UploadId: str, **_: Any) -> dict[str, Any]:  # noqa: N803
+    def _list_parts(self, UploadId: str, **_: Any) -> dict[str, Any]:
         parts = self._parts(UploadId)
         return {"Parts": [{"PartNumber": n, "Size": len(parts[n])} for n in sorted(parts)]}
 

@@ -14,11 +14,11 @@ import fcntl
 import os
 import shutil
 from collections.abc import Generator, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import blake3
 
+from ckptgate.engine.each_file import for_each_file
 from ckptgate.engine.ranges import Ranges
 from ckptgate.errors import (
     BusyError,
@@ -35,7 +35,6 @@ from ckptgate.ports.store import ObjectReader
 
 __all__ = ["check_destination", "export_directory", "unfinished_name"]
 
-FILES_AT_ONCE: Final = 8
 _READ_BYTES: Final = 4 * 1024 * 1024
 _DIR_MODE_MIN: Final = 0o700
 """While the tree is built it must be writable."""
@@ -116,12 +115,7 @@ def _build(store: ObjectReader, run: str, manifest: Manifest, building: str) -> 
     def bring(entry: FileEntry) -> bool:
         return _bring(ranges, full_key(run, entry.key), entry, os.path.join(building, entry.path))
 
-    with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="export") as pool:
-        try:
-            kept = sum(pool.map(bring, files))
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+    kept = sum(for_each_file(files, bring))
     _finish_directories(building, entries)
     return Exported(files=len(files), size_bytes=sum(entry.size for entry in files), kept=kept)
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import os
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import blake3
 
+from ckptgate.engine.each_file import for_each_file
 from ckptgate.errors import IntegrityError
 from ckptgate.model.documents import EntryType, FileEntry, Manifest
 from ckptgate.model.layout import full_key
@@ -23,7 +23,6 @@ from ckptgate.ports.store import DigestedFile, Store
 
 __all__ = ["export_objects"]
 
-FILES_AT_ONCE: Final = 8
 _PIECE_BYTES: Final = 8 * 1024 * 1024
 
 
@@ -58,12 +57,7 @@ def export_objects(
             _carry(store, key, target, manifest, entry)
         return False
 
-    with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="export") as pool:
-        try:
-            kept = sum(pool.map(bring, files))
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+    kept = sum(for_each_file(files, bring))
     for entry in manifest.entries:
         if entry.type is not EntryType.FILE:
             target.make(manifest, entry)

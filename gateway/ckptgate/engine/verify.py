@@ -9,12 +9,12 @@ its chunk. It changes nothing. Any thread.
 from __future__ import annotations
 
 import contextlib
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
 import blake3
 
+from ckptgate.engine.each_file import for_each_file
 from ckptgate.engine.manifests import DIGEST_BYTES, load_chunks, load_manifest, small_chunks
 from ckptgate.engine.ranges import Ranges
 from ckptgate.errors import IntegrityError, MissingError
@@ -34,9 +34,8 @@ from ckptgate.ports.store import PlainKind, Store
 
 __all__ = ["VerifyReport", "fold_log", "verify_checkpoint"]
 
-FILES_AT_ONCE: Final = 8
 RECORD_BYTES_MAX: Final = 4 * 1024 * 1024
-_HINT: Final = "ckptgate restore --walk-back, or restore the store from a backup"
+_HINT: Final = "export an older checkpoint (ckptgate ls RUN), or restore the store from a backup"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,12 +87,7 @@ def verify_checkpoint(store: Store, run: str, name: str) -> VerifyReport:
     def look(entry: FileEntry) -> tuple[int, list[str]]:
         return _verify_file(store, ranges, run, entry)
 
-    with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="verify") as pool:
-        try:
-            found = list(pool.map(look, files))
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+    found = for_each_file(files, look)
     problems = [problem for _, of_file in found for problem in of_file]
     problems += _shown_problems(store, run, manifest, state)
     return VerifyReport(

@@ -177,15 +177,19 @@ class FaultyStore:
         *,
         is_due: Callable[[], bool] = always,
     ) -> None:
-        call = lambda: self._store.publish(run, manifest, manifest_bytes, is_due=is_due)  # noqa: E731
-        self.plan.run("publish", call)
+        self.plan.run(
+            "publish",
+            lambda: self._store.publish(run, manifest, manifest_bytes, is_due=is_due),
+        )
 
     def published_attempt(self, run: str, name: str) -> str:
         return self.plan.run("published_attempt", lambda: self._store.published_attempt(run, name))
 
     def published_problems(self, run: str, manifest: Manifest, manifest_bytes: bytes) -> list[str]:
-        call = lambda: self._store.published_problems(run, manifest, manifest_bytes)  # noqa: E731
-        return self.plan.run("published_problems", call)
+        return self.plan.run(
+            "published_problems",
+            lambda: self._store.published_problems(run, manifest, manifest_bytes),
+        )
 
     def unpublish(self, run: str, name: str, attempt: str) -> None:
         self.plan.run("unpublish", lambda: self._store.unpublish(run, name, attempt))

@@ -68,6 +68,6 @@ def test_keys_are_below_the_prefix_and_no_longer_than_s3_takes() -> None:
 )
 def test_options_out_of_range_are_refused_by_name(words: dict[str, object]) -> None:
     with pytest.raises(ConfigError) as raised:
-        S3Options(**words)  # type: ignore[arg-type]
+        S3Options(**words)  # type: ignore[arg-type]  # wrong on purpose
     assert raised.value.subject in words
     assert "secret" not in str(raised.value)
