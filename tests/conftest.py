@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
@@ -10,6 +11,13 @@ import pytest
 from tests.s3 import servers
 
 pytest.register_assert_rewrite("ckptgate.testing")
+
+
+def pytest_configure() -> None:
+    """As many descriptors as a login shell has: who leaks some is found on every machine alike."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY or hard > 1024:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
 
 
 @pytest.fixture(scope="session")

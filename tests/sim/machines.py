@@ -242,6 +242,7 @@ class Machine:
         self.path = path
         self.connection = _database()
         self.used: set[str] = set()
+        self._opened: list[SimSpool] = []
         self.spool = self._open()
         self.spool.set_meta("member", self.member)
         self.starts = 0
@@ -259,6 +260,7 @@ class Machine:
         database = Database(self.connection, f"{self.path}/spool.db", Generation(self.path))
         made = SimSpool(self.path, database)
         made.used = self.used
+        self._opened.append(made)
         return made
 
     def guard(self, process: Process) -> Any:
@@ -352,6 +354,8 @@ class Machine:
         if self.mount is not None:
             self.mount.close()
         self.spool.remove_files()
+        for spool in self._opened:
+            spool.close()
         self.connection.close()
 
 

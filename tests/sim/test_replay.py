@@ -84,3 +84,12 @@ def test_a_failure_names_its_seed_its_command_and_every_step(monkeypatch) -> Non
     assert "Plan(seed=7" in history
     assert "create run/.ckptgate/log/0000000000.json" in history
     assert "!!! I1 a test breaks record" in history
+
+
+def test_a_seed_leaves_nothing_open() -> None:
+    """Tens of thousands of them are run in one process."""
+    run_seed(SEEDS[0])
+    before = os.listdir("/proc/self/fd")
+    for seed in SEEDS:
+        run_seed(seed, profile="dying")
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
