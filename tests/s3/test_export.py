@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,6 +77,21 @@ def test_a_place_that_holds_something_is_refused_unless_that_was_asked_for(
     assert files_in(out) == {"a": b"mine", "other": b"mine"}
     export(saved, target, may_replace=True)
     assert files_in(out) == FILES
+
+
+@pytest.mark.parametrize("place", ["theirs", "theirs/run", "theirs/run/step-9/sub"])
+def test_nothing_of_ckptgates_is_ever_replaced(saved, bucket: Bucket, place: str):
+    """I9: who says `--overwrite` doesn't mean a store, a run, or a published checkpoint."""
+    theirs = bucket.below("theirs")
+    theirs.put("run/.ckptgate/log/0000000000.json", b"{}")
+    theirs.put("run/step-9/.ckptgate/manifest.json", b"{}")
+    target = S3ExportTarget(f"{bucket.url}/{place}", options(bucket))
+    with contextlib.closing(target), pytest.raises(RefusedError, match="is ckptgate's"):
+        export(saved, target, may_replace=True)
+    assert sorted(theirs.keys("")) == [
+        "run/.ckptgate/log/0000000000.json",
+        "run/step-9/.ckptgate/manifest.json",
+    ]
 
 
 def test_an_interrupted_one_goes_on_where_it_ended(saved, target, bucket: Bucket, monkeypatch):

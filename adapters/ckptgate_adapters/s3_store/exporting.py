@@ -14,9 +14,18 @@ from ckptgate.model.ids import parents_of
 from ckptgate.model.layout import GATEWAY_DIR
 from ckptgate.ports.store import DataObjects, DigestedFile
 from ckptgate_adapters.s3_store.copying import Source, copy_object, digest_stored, prove_copy
+from ckptgate_adapters.s3_store.directories import MANIFEST_NAME
 from ckptgate_adapters.s3_store.location import S3Options, parse_s3_url
 from ckptgate_adapters.s3_store.moving import remove_all
-from ckptgate_adapters.s3_store.objects import Found, delete, each, head, list_all, put_small
+from ckptgate_adapters.s3_store.objects import (
+    Found,
+    Listed,
+    delete,
+    each,
+    head,
+    list_all,
+    put_small,
+)
 from ckptgate_adapters.s3_store.plain_copies import attributes_of
 from ckptgate_adapters.s3_store.session import Session
 from ckptgate_adapters.s3_store.store import S3Store
@@ -110,6 +119,7 @@ class S3ExportTarget:
         wanted = {self._key(entry) for entry in manifest.entries}
         start = self._session.location.below("")
         listed = [item async for item in list_all(self._session, start)]
+        await self._refuse_managed(listed)
         in_place = await head(self._session, start.rstrip("/"))
         limit = self._session.options.max_parallel
         found = await each(limit, listed, lambda item: head(self._session, item.key))
@@ -129,6 +139,20 @@ class S3ExportTarget:
         if others and not may_replace:
             raise self._taken(others)
         await remove_all(self._session, others)
+
+    async def _refuse_managed(self, listed: Collection[Listed]) -> None:
+        """Refuse a place in a published checkpoint, or one that holds anything of ckptgate's.
+
+        Nobody who says that all of it may be replaced means a store.
+        """
+        prefix = self._session.location.prefix
+        found = next((i.key for i in listed if GATEWAY_DIR in i.key.split("/")), "")
+        for above in parents_of(prefix) if not found else ():
+            key = f"{above}/{GATEWAY_DIR}/{MANIFEST_NAME}"
+            found = found or (key if await head(self._session, key) is not None else "")
+        if found:
+            msg = f"{self.url} is no place for an export: {found!r} is ckptgate's"
+            raise RefusedError(msg, subject=self.url, hint="name a prefix outside of stores")
 
     def _taken(self, others: Collection[str]) -> RefusedError:
         first = min(others)

@@ -29,7 +29,7 @@ from ckptgate.errors import (
     UnusableError,
 )
 from ckptgate.model.documents import EntryType, FileEntry, Manifest
-from ckptgate.model.layout import full_key
+from ckptgate.model.layout import GATEWAY_DIR, full_key
 from ckptgate.ports.export import Exported
 from ckptgate.ports.store import ObjectReader
 
@@ -51,7 +51,7 @@ def check_destination(destination: str, *, may_replace: bool) -> None:
     """Refuse a place that holds something.
 
     Raises:
-        RefusedError: it does, and nobody said that it may be replaced.
+        RefusedError: it does, and nobody said that it may be replaced; or it is ckptgate's.
         UnusableError: it can't be looked at.
     """
     try:
@@ -67,6 +67,32 @@ def check_destination(destination: str, *, may_replace: bool) -> None:
         msg = f"{destination} is there and not empty"
         hint = "name another one, or --overwrite to replace all of it"
         raise RefusedError(msg, subject=destination, hint=hint)
+    _refuse_managed(destination)
+
+
+def _refuse_managed(destination: str) -> None:
+    """Refuse a place that is in a published checkpoint, or that holds anything of ckptgate's.
+
+    Nobody who says that all of it may be replaced means a store.
+    """
+    inside = [
+        above
+        for above in (destination, *_above(destination))
+        if os.path.lexists(os.path.join(above, GATEWAY_DIR, "manifest.json"))
+    ]
+    holding = [root for root, dirs, files in os.walk(destination) if GATEWAY_DIR in [*dirs, *files]]
+    for found in (*inside, *holding):
+        msg = f"{destination} is no place for an export: {found} is ckptgate's"
+        raise RefusedError(msg, subject=destination, hint="name a directory outside of stores")
+
+
+def _above(path: str) -> list[str]:
+    """The directories above *path*, which is absolute, the nearest first."""
+    found: list[str] = []
+    while (parent := os.path.dirname(path)) != path:
+        found.append(parent)
+        path = parent
+    return found
 
 
 def export_directory(

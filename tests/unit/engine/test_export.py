@@ -77,6 +77,20 @@ def test_an_empty_directory_is_taken_and_anything_else_is_refused(saved, out: Pa
     assert sorted(os.listdir(out.parent)) == ["file", "step-1"]
 
 
+def test_nothing_of_ckptgates_is_ever_replaced_by_an_export(saved, out: Path):
+    """I9: who says `--overwrite` doesn't mean a store, a run, or a published checkpoint."""
+    store = out.parent / "store"
+    for own in ("run/.ckptgate/log/0000000000.json", "run/step-9/.ckptgate/manifest.json"):
+        (store / own).parent.mkdir(parents=True)
+        (store / own).write_bytes(b"{}")
+    before = files_in(store)
+    for place in (store, store / "run", store / "run/step-9", store / "run/step-9/sub"):
+        with pytest.raises(RefusedError, match="is ckptgate's"):
+            export(saved, place, may_replace=True)
+    assert files_in(store) == before
+    assert os.listdir(out.parent) == ["store"]
+
+
 def test_what_an_interrupted_try_had_brought_is_not_read_again(saved, out: Path):
     def fail_late(_offset, data):
         if data == b"beta":
