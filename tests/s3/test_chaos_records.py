@@ -135,3 +135,15 @@ def test_what_no_retry_helps_is_not_retried(records, proxy, bucket, kind, code):
             records.get("r/there")
     assert not isinstance(caught.value, TransientStoreError)
     assert len(rule.met) == 1
+
+
+def test_a_refusal_after_a_lost_reply_is_no_proof_that_nothing_was_stored(records, proxy, bucket):
+    """I6: credentials may end between two tries, the first of which landed."""
+    refused = faults.error_before(403, "ExpiredToken")
+    proxy.rule(faults.drop_reply, Kind.PUT)
+    proxy.rule(refused, Kind.PUT, Kind.GET, times=ALWAYS)
+    with pytest.raises(TransientStoreError, match="unknown whether"):
+        records.create("r/log/0", RECORD)
+    assert bucket.read("r/log/0") == RECORD
+    proxy.clear()
+    records.create("r/log/0", RECORD)

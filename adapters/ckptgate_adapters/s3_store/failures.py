@@ -147,7 +147,7 @@ _BY_CODE: Final[Mapping[str, type[CkptError]]] = {
         UnusableError: (
             "NoSuchBucket", "NotImplemented", "PermanentRedirect", "TemporaryRedirect",
             "AuthorizationHeaderMalformed", "IllegalLocationConstraintException",
-            "RequestTimeTooSkewed",
+            "RequestTimeTooSkewed", "InvalidObjectState",
         ),
     }.items()
     for code in codes
@@ -167,6 +167,8 @@ _BY_STATUS: Final[Mapping[int, type[CkptError]]] = {
     504: TransientStoreError,
     507: FullError,
 }
+_BODILESS: Final = frozenset({"head_object", "head_bucket"})
+"""Answers to these never have a code."""
 _ELSEWHERE: Final = frozenset({
     "PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException",
     "TemporaryRedirect", "301", "307",
@@ -185,7 +187,7 @@ def from_answer(
     headers: dict[str, str] = about.get("HTTPHeaders") or {}
     kind = BadCredentialsError if code in _CREDENTIALS else _BY_CODE.get(code)
     if kind is None:
-        kind = _BY_STATUS.get(status) or (UnusableError if status < 505 else TransientStoreError)
+        kind = _by_status(status, operation)
     doing = operation.replace("_", " ")
     if kind is MissingError:
         return MissingError(f"cannot {doing} {subject!r}: it is not there", subject=subject)
@@ -200,6 +202,15 @@ def from_answer(
     return kind(msg, subject=subject, hint=hint)
 
 
+def _by_status(status: int, operation: str) -> type[CkptError]:
+    """What an answer without one of S3's codes means."""
+    if status == 404 and operation not in _BODILESS:
+        # Whatever stands before the service said so (a proxy, a page of its own): to take the
+        # next record of a log for missing would be to believe that the log ends there.
+        return TransientStoreError
+    return _BY_STATUS.get(status) or (UnusableError if status < 505 else TransientStoreError)
+
+
 def _hint(
     code: str, kind: type[CkptError], operation: str, subject: str, headers: Mapping[str, str]
 ) -> str:
@@ -210,6 +221,8 @@ def _hint(
     if code in _ELSEWHERE:
         region = headers.get("x-amz-bucket-region", "")
         return f"use the bucket's region{': ' + region if region else ''}"
+    if code == "InvalidObjectState":
+        return f"aws s3api restore-object: {subject!r} was moved to an archive"
     return "timedatectl" if code == "RequestTimeTooSkewed" else ""
 
 

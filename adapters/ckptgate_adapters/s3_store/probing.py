@@ -260,7 +260,7 @@ def _is_no_answer_of_s3(exc: TransientStoreError) -> bool:
     cause = exc.__cause__
     if isinstance(cause, ClientError):
         answer: dict[str, Any] = getattr(cause, "response", {})
-        has_code = not str(answer.get("Error", {}).get("Code", "")).isdigit()
+        code = str(answer.get("Error", {}).get("Code", ""))
         headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-        return not has_code and "x-amz-request-id" not in headers
+        return (not code or code.isdigit()) and "x-amz-request-id" not in headers
     return isinstance(cause, ResponseParserError)

@@ -10,9 +10,11 @@ from functools import partial
 from ckptgate.errors import (
     CkptError,
     ExistsError,
+    FullError,
     IntegrityError,
     MissingError,
     TransientStoreError,
+    UnusableError,
 )
 from ckptgate.model.documents import MAX_DOCUMENT_BYTES
 from ckptgate.model.layout import TEMP_PREFIX
@@ -43,9 +45,19 @@ class S3Records:
 
     async def _create(self, key: str, data: bytes) -> None:
         # Done again by us as by any caller: the same bytes in the same place are the same record.
-        await self._session.policy.run(partial(self._create_once, key, data), f"create {key}")
+        doubt: list[CkptError] = []
+        once = partial(self._create_once, key, data, doubt)
+        try:
+            await self._session.policy.run(once, f"create {key}")
+        except (FullError, UnusableError) as exc:
+            if not doubt:
+                raise
+            # The last answer was a no, but an earlier one was lost.
+            path = self._session.location.path(key)
+            msg = f"unknown whether {path!r} was stored: {exc}"
+            raise TransientStoreError(msg, subject=path) from exc
 
-    async def _create_once(self, key: str, data: bytes) -> None:
+    async def _create_once(self, key: str, data: bytes, doubt: list[CkptError]) -> None:
         condition = {"IfNoneMatch": "*"}
         if self._session.options.single_writer:
             if await self._is_there(key, data):
@@ -55,19 +67,27 @@ class S3Records:
             await self._session.call(
                 "put_object", Key=key, Body=data, ChecksumCRC64NVME=encode(crc64(data)), **condition
             )
-        except (ConditionFailedError, TransientStoreError) as exc:
+        except (ConditionFailedError, FullError, TransientStoreError, UnusableError) as exc:
+            if isinstance(exc, TransientStoreError):
+                doubt.append(exc)
             await self._settle(key, data, exc)
 
     async def _settle(self, key: str, data: bytes, exc: CkptError) -> None:
         """Decide by what is there: the record may have landed although the answer says no, or none.
 
-        A failed condition may be this very record's doing, too: whoever sent it twice (a layer
-        below, an earlier call) gets the answer to the second.
+        A failed condition may be this very record's doing, too, and a refusal that of credentials
+        which ended meanwhile: whoever sent it twice (a layer below, an earlier call) gets the
+        answer to the second.
         """
-        if await self._is_there(key, data):
+        path = self._session.location.path(key)
+        try:
+            is_there = await self._is_there(key, data)
+        except UnusableError as unseen:
+            msg = f"unknown whether {path!r} was stored: {exc}"
+            raise TransientStoreError(msg, subject=path, hint=exc.hint) from unseen
+        if is_there:
             return
         if isinstance(exc, ConditionFailedError):
-            path = self._session.location.path(key)
             msg = f"{path!r} was there and is not: nothing is known"
             raise TransientStoreError(msg, subject=path) from exc
         raise exc

@@ -37,7 +37,7 @@ def _answer(code: str, status: int, message: str = "why") -> CkptError:
     ("code", "status", "kind", "is_retried"),
     [
         ("NoSuchKey", 404, MissingError, False),
-        ("404", 404, MissingError, False),
+        ("404", 404, TransientStoreError, True),
         ("NoSuchUpload", 404, failures.NoSuchUploadError, False),
         ("NoSuchBucket", 404, UnusableError, False),
         ("PreconditionFailed", 412, ExistsError, False),
@@ -63,6 +63,7 @@ def _answer(code: str, status: int, message: str = "why") -> CkptError:
         ("KeyTooLongError", 400, InvalidNameError, False),
         ("NotImplemented", 501, UnusableError, False),
         ("InvalidArgument", 400, UnusableError, False),
+        ("InvalidObjectState", 403, UnusableError, False),
     ],
 )
 def test_each_answer_has_its_kind(
@@ -74,6 +75,17 @@ def test_each_answer_has_its_kind(
     assert may_help(error) is is_retried
     assert error.errno
     assert ("no bucket" if code == "NoSuchBucket" else "a/b") in str(error)
+
+
+def test_a_404_that_is_not_s3s_never_says_that_something_is_missing() -> None:
+    """I7: a log doesn't end where a proxy's page says that nothing was found."""
+    response = {
+        "Error": {"Code": "404", "Message": "Not Found"},
+        "ResponseMetadata": {"HTTPStatusCode": 404},
+    }
+    for operation, kind in (("get_object", TransientStoreError), ("head_object", MissingError)):
+        exc = boto.ClientError(response, operation)
+        assert type(failures.from_answer(exc, operation, "a/b")) is kind
 
 
 @pytest.mark.parametrize(
