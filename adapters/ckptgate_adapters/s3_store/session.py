@@ -1,10 +1,10 @@
-"""One client of the service: s3fs's session and configuration, its own calls, our errors.
+"""The connection to the service: s3fs's session and configuration, its own calls, our errors.
 
-`S3FileSystem` finds credentials, region and endpoint and makes the client; every request is then
-made on the client itself, as s3fs's own calls retry conditional writes and drop what they don't
-know of a request. All of it lives on one loop, on a thread of its own, made at the first call and
-made anew in a forked child. `run` may be called from any other thread; the coroutines of this class
-run on the loop only.
+`S3FileSystem` finds credentials, region and endpoint and makes the client (`clients`); every
+request is then made on the client itself, as s3fs's own calls retry conditional writes and drop
+what they don't know of a request. All of it lives on one loop, on a thread of its own, made at the
+first call and made anew in a forked child. `run` may be called from any other thread; the
+coroutines of this class run on the loop only.
 """
 
 from __future__ import annotations
@@ -14,20 +14,19 @@ import io
 import os
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, TypeAlias, TypeVar, cast
-
-import botocore.handlers
-import s3fs
+from typing import Any, Final, TypeAlias, TypeVar
 
 from ckptgate.errors import IntegrityError, TransientStoreError
 from ckptgate.model.ids import check_relative_path
 from ckptgate_adapters.s3_store.bodies import Moving
 from ckptgate_adapters.s3_store.buffers import Buffers
 from ckptgate_adapters.s3_store.checksums import crc64, decode
-from ckptgate_adapters.s3_store.failures import translated
+from ckptgate_adapters.s3_store.clients import Clients
+from ckptgate_adapters.s3_store.failures import BadCredentialsError, translated
 from ckptgate_adapters.s3_store.location import S3Location, S3Options
 from ckptgate_adapters.s3_store.loop import LoopThread
 from ckptgate_adapters.s3_store.retry import RetryPolicy
@@ -40,8 +39,6 @@ Answer: TypeAlias = Mapping[str, Any]
 _T = TypeVar("_T")
 _DEADLINE_S: Final = 900.0
 """The longest that a request without a body is waited for: Complete and copies take minutes."""
-_EXPECT: Final[Any] = cast("Any", botocore.handlers).add_expect_header
-_CONTROL_CONNECTIONS: Final = 4
 _NEXT: Final[Mapping[str, Mapping[str, str]]] = {
     "list_objects_v2": {"NextContinuationToken": "ContinuationToken"},
     "list_multipart_uploads": {
@@ -74,10 +71,8 @@ class _Connected:
     gate: asyncio.Semaphore
     buffers: Buffers
     files: asyncio.Semaphore
+    clients: Clients
     trial: asyncio.Lock = field(default_factory=asyncio.Lock)
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    fs: Any = None
-    client: Any = None
 
 
 class Session:
@@ -140,6 +135,11 @@ class Session:
         return self._here().files
 
     @property
+    def clients(self) -> Clients:
+        """Who makes the requests."""
+        return self._here().clients
+
+    @property
     def trial(self) -> asyncio.Lock:
         """Held by who finds out what the store can do."""
         return self._here().trial
@@ -154,11 +154,8 @@ class Session:
         Raises:
             CkptError: the contract's, or one of those of `failures`.
         """
-        connected = self._here()
-        with translated(operation, self._subject(params), self.location.bucket):
-            client = await self._client(connected)
-            async with connected.gate:
-                return await _ask(client, operation, self._with_bucket(params), self._patience)
+        async with self._asking(operation, self._subject(params)) as client:
+            return await _ask(client, operation, self._with_bucket(params), self._patience)
 
     async def retried(self, operation: str, **params: Any) -> Answer:
         """`call`, again after errors that may pass: for what may be done twice."""
@@ -195,26 +192,23 @@ class Session:
             IntegrityError: more than *limit* bytes, of which *take* got none too many.
             TransientStoreError: the answer broke off; *take* may have had a part.
         """
-        connected = self._here()
         subject = self._subject(params)
-        with translated("get_object", subject, self.location.bucket):
-            client = await self._client(connected)
-            async with connected.gate:
-                params = self._with_bucket(params)
-                answer = await _ask(client, "get_object", params, self._patience)
-                body = answer["Body"]
-                try:
-                    if check is not None:
-                        check(answer)
-                    done = 0
-                    async for piece in body.raw_stream.content.iter_any():
-                        done += len(piece)
-                        if done > limit:
-                            msg = f"{subject!r} is larger than {limit} bytes"
-                            raise IntegrityError(msg, subject=subject)
-                        take(piece)
-                finally:
-                    body.close()
+        async with self._asking("get_object", subject) as client:
+            params = self._with_bucket(params)
+            answer = await _ask(client, "get_object", params, self._patience)
+            body = answer["Body"]
+            try:
+                if check is not None:
+                    check(answer)
+                done = 0
+                async for piece in body.raw_stream.content.iter_any():
+                    done += len(piece)
+                    if done > limit:
+                        msg = f"{subject!r} is larger than {limit} bytes"
+                        raise IntegrityError(msg, subject=subject)
+                    take(piece)
+            finally:
+                body.close()
         wanted = answer.get("ContentLength")
         if wanted is not None and done != wanted:
             msg = f"{subject!r} broke off after {done} of {wanted} bytes"
@@ -223,8 +217,7 @@ class Session:
 
     async def signed_url(self, key: str, seconds: int) -> str:
         """Where *key* can be got without the client for that long; it is as good as a key to it."""
-        with translated("get_object", self._subject({"Key": key})):
-            client = await self._client(self._here())
+        async with self._asking("get_object", self._subject({"Key": key})) as client:
             params = self._with_bucket({"Key": key})
             url: str = await client.generate_presigned_url(
                 "get_object", Params=params, ExpiresIn=seconds
@@ -273,21 +266,27 @@ class Session:
                     asyncio.Semaphore(options.max_parallel),
                     Buffers(options.parts_in_flight, options.part_bytes),
                     asyncio.Semaphore(options.max_parallel),
+                    Clients(options),
                 )
                 holder.append(self._connected)
             return self._connected
 
-    async def _client(self, connected: _Connected) -> Any:
-        if connected.client is None:
-            async with connected.lock:
-                if connected.client is None:
-                    connected.fs = _file_system(self.options)
-                    await connected.fs.set_session()
-                    client = await connected.fs.get_s3()
-                    # With it, each part would wait for a round trip before its first byte.
-                    client.meta.events.unregister("before-call.s3", _EXPECT)
-                    connected.client = client
-        return connected.client
+    @asynccontextmanager
+    async def _asking(self, operation: str, subject: str) -> AsyncGenerator[Any]:
+        """The client for one request, with our errors; the place of one in flight is held."""
+        connected = self._here()
+        bucket = self.location.bucket
+        with translated(operation, subject, bucket):
+            client = await connected.clients.take()
+        try:
+            with translated(operation, subject, bucket):
+                async with connected.gate:
+                    yield client.api
+        except BadCredentialsError:
+            connected.clients.refuse(client)
+            raise
+        finally:
+            await connected.clients.give_back(client)
 
     def forked(self) -> None:
         """For the child of a fork, which has but the thread that forked: begin anew."""
@@ -313,47 +312,10 @@ async def _ask(client: Any, operation: str, params: dict[str, Any], stall_s: flo
             body.on_move = None
 
 
-def _file_system(options: S3Options) -> Any:
-    config: dict[str, Any] = {
-        # Retries are ours: each layer below that has its own would make a lost reply a false one.
-        "retries": {"total_max_attempts": 1, "mode": "standard"},
-        "connect_timeout": options.connect_timeout_s,
-        "read_timeout": options.stall_s,
-        "max_pool_connections": options.max_parallel + _CONTROL_CONNECTIONS,
-        # Checksums are ours, too: CRC64NVME of all bytes, which also guards an unsigned payload.
-        "request_checksum_calculation": "when_required",
-        "response_checksum_validation": "when_required",
-        # The client signs URLs in an old way else.
-        "signature_version": "s3v4",
-        "s3": {
-            "payload_signing_enabled": False,
-            "addressing_style": "path" if options.path_style else "auto",
-        },
-    }
-    client: dict[str, Any] = {}
-    if options.region:
-        client["region_name"] = options.region
-    if options.ca_bundle:
-        client["verify"] = options.ca_bundle
-    more = {"profile": options.profile} if options.profile else {}
-    return cast("Any", s3fs).S3FileSystem(
-        anon=options.anon,
-        endpoint_url=options.endpoint_url or None,
-        client_kwargs=client,
-        config_kwargs=config,
-        asynchronous=True,
-        skip_instance_cache=True,
-        use_listings_cache=False,
-        **more,
-    )
-
-
 async def _disconnect(holder: list[_Connected]) -> None:
-    """Close the client; it was made by the file system, which has no call for that."""
+    """Close all connections."""
     for connected in holder:
-        if connected.client is not None:
-            client, connected.client = connected.client, None
-            await client.__aexit__(None, None, None)
+        await connected.clients.close()
 
 
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
