@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 
-from ckptgate.errors import MissingError
 from ckptgate.model.states import AttemptState
 from ckptgate.ports.catalog import RunView
 from ckptgate.ports.spool import (
@@ -16,7 +15,6 @@ from ckptgate.ports.spool import (
     PendingKind,
     PendingRow,
     PlainOpKind,
-    Spool,
 )
 from ckptgate.vfs import events, names, plain, pointers
 from ckptgate.vfs.context import Context, Who
@@ -29,7 +27,6 @@ __all__ = [
     "names_checkpoint",
     "pending_of",
     "place_plain",
-    "place_whole",
     "put",
     "remove_plain",
 ]
@@ -157,39 +154,13 @@ def decide(
 def place_plain(ctx: Context, parent: NodeRow, name: str, node: NodeRow) -> None:
     """Make *node* what everybody sees under a plain name; what was there becomes nameless."""
     old = ctx.spool.child(parent.ino, name)
-    _place(ctx.spool, parent.ino, name, node.ino, names.plain_path(parent, name))
+    if old is not None:
+        ctx.spool.unlink(parent.ino, name)
+    ctx.spool.update_node(node.ino, plain_path=names.plain_path(parent, name))
+    ctx.spool.link(parent.ino, name, node.ino)
     if old is not None and old.ino != node.ino:
         drop_if_unused(ctx, old.ino, is_forgotten=False)
     ctx.invalidate(parent.ino, name)
-
-
-def _place(spool: Spool, parent: int, name: str, ino: int, path: str) -> None:
-    if spool.child(parent, name) is not None:
-        spool.unlink(parent, name)
-    spool.update_node(ino, plain_path=path)
-    spool.link(parent, name, ino)
-
-
-def place_whole(spool: Spool, pending_id: int) -> int:
-    """A whole file is published: its node is what everybody sees from now on.
-
-    Any process that has the spool open may call this; it is a transaction of its own.
-
-    Returns:
-        The directory's node, for the invalidation of the name.
-
-    Raises:
-        MissingError: there is no such pending value (any more).
-    """
-    with spool.transaction():
-        row = next((item for item in spool.pending() if item.id == pending_id), None)
-        parent = None if row is None else spool.node(row.parent)
-        if row is None or row.ino is None or parent is None:
-            msg = f"no pending value {pending_id}"
-            raise MissingError(msg, subject=str(pending_id))
-        spool.drop_pending(row.id)
-        _place(spool, row.parent, row.name, row.ino, names.plain_path(parent, row.name))
-        return row.parent
 
 
 def remove_plain(ctx: Context, who: Who, parent: NodeRow, name: str, *, is_dir: bool) -> None:

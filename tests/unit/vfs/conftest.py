@@ -385,6 +385,16 @@ class World:
         with self.spool.transaction():
             settle(self.spool, row, view.pointers[name], view.length)
 
+    def publish_whole(self, name: str) -> None:
+        """The publisher stored a whole file of the root directory: now everybody sees it."""
+        (row,) = (row for row in self.spool.pending() if row.name == name)
+        with self.spool.transaction():
+            if self.spool.child(row.parent, name) is not None:
+                self.spool.unlink(row.parent, name)
+            self.spool.link(row.parent, name, row.ino)
+            self.spool.update_node(row.ino, plain_path=name)
+            self.spool.drop_pending(row.id)
+
     def die(self, caller: Caller, opened: Opened | None = None) -> None:
         """The process is killed; the kernel closes its file."""
         self.identify.exiting.add(caller.pid)

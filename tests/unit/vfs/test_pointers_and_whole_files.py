@@ -10,7 +10,6 @@ from ckptgate.model.documents import PointerKind, PointerValue
 from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.spool import ROOT_INO, NodeKind, PendingKind, PlainOpKind
 from ckptgate.vfs.context import RenewedError
-from ckptgate.vfs.pending import place_whole
 
 
 def _pending(world, name):
@@ -131,7 +130,7 @@ def test_a_pending_value_that_the_log_had_once_is_still_what_the_job_wrote(world
 
 def test_a_pointer_to_something_else_is_a_plain_link(world):
     world.write(world.a, "epoch=1.ckpt", b"x")
-    place_whole(world.spool, _pending(world, "epoch=1.ckpt")[0].id)
+    world.publish_whole("epoch=1.ckpt")
     world.symlink(world.a, "epoch=1.ckpt", "last.ckpt")
     assert world.readlink(world.b, "last.ckpt") == "epoch=1.ckpt"
     assert _pending(world, "last.ckpt") == []
@@ -148,14 +147,13 @@ def test_a_whole_file_shows_its_old_version_until_it_is_placed(world):
     """I8 for single files."""
     world.write(world.a, "model.pt", b"one")
     assert not world.exists(world.b, "model.pt")
-    (row,) = _pending(world, "model.pt")
-    place_whole(world.spool, row.id)
+    world.publish_whole("model.pt")
     assert world.read(world.b, "model.pt") == b"one"
     reader = world.vfs.open(world.b, world.walk(world.b, "model.pt").attr.ino, os.O_RDONLY)
     world.write(world.a, "model.pt", b"second")
     assert world.read(world.a, "model.pt") == b"second"
     assert world.read(world.b, "model.pt") == b"one"
-    place_whole(world.spool, _pending(world, "model.pt")[0].id)
+    world.publish_whole("model.pt")
     assert world.read(world.b, "model.pt") == b"second"
     assert os.pread(reader.fd, 9, 0) == b"one"
     world.close(world.b, reader)
@@ -194,7 +192,7 @@ def test_a_big_file_under_a_pointers_name_is_a_whole_file(world):
 
 def test_removing_a_whole_file_removes_all_its_versions(world):
     world.write(world.a, "model.pt", b"one")
-    place_whole(world.spool, _pending(world, "model.pt")[0].id)
+    world.publish_whole("model.pt")
     world.write(world.a, "model.pt", b"two")
     world.unlink(world.a, "model.pt")
     assert not world.exists(world.a, "model.pt")
@@ -234,12 +232,11 @@ def test_an_aborted_attempts_name_can_be_written_again(world):
 def test_a_replaced_version_goes_as_soon_as_nobody_uses_it(world):
     """The publisher tells which node lost its name; the kernel may have forgotten it before."""
     world.write(world.a, "model.pt", b"one")
-    (row,) = _pending(world, "model.pt")
-    place_whole(world.spool, row.id)
+    world.publish_whole("model.pt")
     known = world.walk(world.b, "model.pt").attr.ino
     file = world.spool.node(known).file
     world.write(world.a, "model.pt", b"second")
-    place_whole(world.spool, _pending(world, "model.pt")[0].id)
+    world.publish_whole("model.pt")
     world.vfs.node_replaced(known)
     assert world.spool.node(known) is not None  # the kernel may still ask for it
     world.vfs.forget([(known, world.vfs._ctx.memory.lookups[known])])
@@ -250,7 +247,7 @@ def test_a_replaced_version_goes_as_soon_as_nobody_uses_it(world):
     world.vfs.forget([(newest, world.vfs._ctx.memory.lookups.get(newest, 0))])
     world.write(world.a, "model.pt", b"third")
     world.vfs.forget([(newest, world.vfs._ctx.memory.lookups.get(newest, 0))])
-    place_whole(world.spool, _pending(world, "model.pt")[0].id)
+    world.publish_whole("model.pt")
     assert world.spool.node(newest) is not None
     world.vfs.node_replaced(newest)
     assert world.spool.node(newest) is None
@@ -318,7 +315,7 @@ def test_a_file_that_gets_a_whole_files_name_is_judged_by_that(world, old, state
     world.spool.update_file(node.file, state=FileState.DIGESTED)
     world.spool.update_file(node.file, state=state)
     if old == "a.safetensors" and state is FileState.STORED:
-        place_whole(world.spool, _pending(world, old)[0].id)
+        world.publish_whole(old)
     world.rename(world.a, old, "b.safetensors")
     (row,) = _pending(world, "b.safetensors")
     assert (row.kind, row.ino) == (PendingKind.WHOLE, node.ino)
