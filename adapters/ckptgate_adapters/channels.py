@@ -227,6 +227,10 @@ class ControlServer:
             with conn.makefile("rb") as stream:
                 line = stream.readline(_MAX_REQUEST_BYTES)
             conn.settimeout(None)
+            if _is_given_up(conn):
+                # It came while this process stood still: whoever asked was told that it failed.
+                _log.warning("request-given-up request=%r", line[:200])
+                return
             conn.sendall(json.dumps(self._reply(line)).encode() + b"\n")
 
     def _reply(self, line: bytes) -> dict[str, Any]:
@@ -238,6 +242,14 @@ class ControlServer:
         except Exception as exc:  # noqa: BLE001 - outer edge: a bad request must not end the daemon
             _log.exception("control-failed request=%r", line[:200])
             return {"error": error_reply(CkptError(f"internal error: {exc!r}"))}
+
+
+def _is_given_up(conn: socket.socket) -> bool:
+    """Whether nobody waits for the answer any more."""
+    try:
+        return conn.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
 
 
 def error_reply(exc: CkptError) -> dict[str, Any]:

@@ -6,8 +6,9 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from ckptgate.app.build import Parts
+from ckptgate.engine.known import is_known
 from ckptgate.engine.publisher import Publisher
-from ckptgate.engine.status import status, why_hidden
+from ckptgate.engine.status import status, torn_files, why_hidden
 from ckptgate.errors import MissingError, RefusedError, UsageError
 from ckptgate.model.entries import Entry, Pin
 from ckptgate.model.rules import RunState
@@ -92,8 +93,12 @@ class Control:
             row.kind is PendingKind.WHOLE for row in spool.pending()
         )
 
-    def _status(self, _request: dict[str, Any]) -> Any:
-        config = self._parts.config
+    def _status(self, request: dict[str, Any]) -> Any:
+        config, path = self._parts.config, str(request.get("path") or "")
+        if path and not is_known(self._parts.spool, self._parts.store, path):
+            msg = f"nothing is at {path!r} in the mount {config.mountpoint}"
+            hint = f"ckptgate status {config.mountpoint}; ckptgate ls RUN has what is committed"
+            raise MissingError(msg, subject=path, hint=hint)
         return {
             "store": config.store,
             "mountpoint": config.mountpoint,
@@ -115,6 +120,7 @@ class Control:
 
     def _commit(self, request: dict[str, Any]) -> Any:
         row = self._find(request, undecided=False)
+        torn = torn_files(self._parts.spool, row, self._identity.is_alive)
         record_explicit_commit(
             self._parts.spool,
             row.id,
@@ -124,7 +130,14 @@ class Control:
             now_ns=self._parts.clock.now_ns(),
         )
         self.wake()
-        return {"run": row.run, "name": row.name, "attempt": row.attempt}
+        is_undecided = row.state in UNDECIDED
+        return {
+            "run": row.run,
+            "name": row.name,
+            "attempt": row.attempt,
+            # What a container proves is whole, whoever died.
+            "torn": [path for path, file in torn if is_undecided and not file.evidence.is_valid],
+        }
 
     def _abort(self, request: dict[str, Any]) -> Any:
         row = self._find(request, undecided=True)

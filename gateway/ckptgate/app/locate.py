@@ -3,7 +3,7 @@
 A path inside a running mount leads to its daemon and its store; any other path, and any
 `s3://bucket/prefix`, is taken as lying in a store, in which a run is a directory that holds
 `.ckptgate`. A daemon is found by a path in its store, too, where it is the only one here that
-serves it.
+serves it. All that looks into file systems is bounded (`reach`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from ckptgate.app.addresses import below, is_url, joined, split_address, store_address
 from ckptgate.app.config import read_saved_config
 from ckptgate.app.mountpoints import is_mounted
+from ckptgate.app.reach import in_reach
 from ckptgate.app.registry import MountInfo, find_mount, list_mounts
 from ckptgate.app.sections import S3Section
 from ckptgate.app.stores import opened_store
@@ -88,6 +89,7 @@ def _resolved(path: str) -> str:
     return where if is_url(where) else os.path.realpath(where)
 
 
+@in_reach
 def locate_run(path: str, s3: S3Section) -> Place:
     """The run that *path* names.
 
@@ -113,6 +115,7 @@ def locate_run(path: str, s3: S3Section) -> Place:
     return Place(store=where, run="", name="", mount=None, s3=s3)
 
 
+@in_reach
 def locate_address(path: str, s3: S3Section) -> Place:
     """The store that *path* names, or what of one it names, as a store of its own.
 
@@ -127,6 +130,7 @@ def locate_address(path: str, s3: S3Section) -> Place:
     return Place(store=address, run="", name="", mount=mount, s3=_s3_of(mount, s3))
 
 
+@in_reach
 def locate_checkpoint(path: str, s3: S3Section) -> Place:
     """The checkpoint that *path* names; `latest` and other links are followed.
 
@@ -147,6 +151,7 @@ def locate_checkpoint(path: str, s3: S3Section) -> Place:
     return Place(store=place.store, run=place.run, name=name, mount=place.mount, s3=place.s3)
 
 
+@in_reach
 def locate_in_mount(path: str) -> tuple[Place, MountInfo]:
     """The checkpoint that *path* names, and the running mount that it lies in.
 
@@ -186,6 +191,7 @@ def _last_line(text: str) -> str:
     return text if "/" not in text and "\0" not in text else ""
 
 
+@in_reach
 def locate_served(path: str) -> Served:
     """The running mount of *path*, which lies in it or in its store, and what it names there.
 
@@ -202,6 +208,7 @@ def locate_served(path: str) -> Served:
     return Served(mount=mount, below=below(where, mount.store) or "")
 
 
+@in_reach
 def serving(path: str) -> list[Served]:
     """As `locate_served`, all of the mounts.
 
@@ -218,6 +225,7 @@ def serving(path: str) -> list[Served]:
     return [Served(mount=m, below=below(where, m.store) or "") for m in found]
 
 
+@in_reach
 def require_mount(path: str) -> MountInfo:
     """The running mount that *path* lies in.
 

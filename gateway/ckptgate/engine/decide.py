@@ -16,6 +16,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from ckptgate.engine.events import tell_torn
 from ckptgate.engine.judge import Judge, Verdict
 from ckptgate.engine.node import Node
 from ckptgate.engine.owed import Owed
@@ -340,6 +341,8 @@ class Decider:
         if record is not None:
             kind = type(record.entry).__name__.upper()
             _log.info("decided attempt=%s entry=%s index=%d", attempt, kind, record.index)
+            if record.entry == entry:
+                tell_torn(self._events, manifest)
 
     def _manifest(
         self,

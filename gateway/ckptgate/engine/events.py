@@ -16,9 +16,11 @@ from typing import Final
 
 import msgspec
 
+from ckptgate.model.documents import Manifest
+from ckptgate.model.layout import join_key
 from ckptgate.ports.clock import Clock
 
-__all__ = ["EVENTS_FILE", "Event", "Events"]
+__all__ = ["EVENTS_FILE", "Event", "Events", "tell_torn"]
 
 _log = logging.getLogger(__name__)
 
@@ -108,3 +110,12 @@ def _read_tail(path: str) -> list[Event]:
         except (msgspec.MsgspecError, UnicodeDecodeError):
             continue
     return events
+
+
+def tell_torn(events: Events, manifest: Manifest) -> None:
+    """Record which files an explicit commit took as they are, though their writers had died."""
+    for entry in manifest.entries:
+        if entry.evidence.is_torn and not entry.evidence.is_valid:
+            subject = join_key(manifest.run, manifest.name, entry.path)
+            what = "its writer died with it open; taken as it is, as the commit was explicit"
+            events.record("torn-committed", subject, f"{entry.size} bytes: {what}")

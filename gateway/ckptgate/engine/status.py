@@ -23,12 +23,21 @@ from ckptgate.ports.spool import (
     ROOM_META,
     WRITERS_META,
     AttemptRow,
+    FileRow,
     PendingKind,
     Spool,
     SpoolRoom,
 )
 
-__all__ = ["AttemptStatus", "QueueStatus", "RunStatus", "StatusReport", "status", "why_hidden"]
+__all__ = [
+    "AttemptStatus",
+    "QueueStatus",
+    "RunStatus",
+    "StatusReport",
+    "status",
+    "torn_files",
+    "why_hidden",
+]
 
 EVENTS_MAX: Final = 20
 FINISHED_MAX: Final = 20
@@ -214,16 +223,29 @@ def why_hidden(spool: Spool, row: AttemptRow, is_alive: Callable[[int, int], boo
     )
     if writing or (is_alive is not None and any(is_alive(*writer) for writer in writers)):
         return ""
-    torn = [
-        path
-        for path, _, file in spool.files_of_attempt(row.id)
-        if file.evidence.is_torn or file.state is FileState.OPEN
-    ]
+    torn = [path for path, _ in torn_files(spool, row, is_alive)]
     if not torn:
         return ""
     more = f" and of {len(torn) - 1} more" if len(torn) > 1 else ""
     what = f"the writer of {torn[0]!r}{more} died with it open"
     return f"hidden: {what}; commit it explicitly or abort it"
+
+
+def torn_files(
+    spool: Spool, row: AttemptRow, is_alive: Callable[[int, int], bool] | None
+) -> list[tuple[str, FileRow]]:
+    """Files of this node whose writer died with them open, by path; *is_alive* as of `status`."""
+    held = {
+        handle.file
+        for handle in spool.handles_of_attempt(row.id)
+        if not handle.is_closed
+        and (is_alive is None or not handle.pid or is_alive(handle.pid, handle.start))
+    }
+    return [
+        (path, file)
+        for path, _, file in spool.files_of_attempt(row.id)
+        if file.evidence.is_torn or (file.state is FileState.OPEN and file.file not in held)
+    ]
 
 
 def _run(log: RunLog) -> RunStatus:

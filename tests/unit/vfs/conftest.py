@@ -388,6 +388,7 @@ class World:
     def publish_whole(self, name: str) -> None:
         """The publisher stored a whole file of the root directory: now everybody sees it."""
         (row,) = (row for row in self.spool.pending() if row.name == name)
+        assert row.ino is not None
         with self.spool.transaction():
             if self.spool.child(row.parent, name) is not None:
                 self.spool.unlink(row.parent, name)

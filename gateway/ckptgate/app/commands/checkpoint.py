@@ -32,6 +32,9 @@ def log_of(store: Store, place: Place) -> RunLog:
     log = RunLog(store, place.run, clock=SystemClock(), ids=SystemIds(), member="")
     if not log.refresh().length:
         what = repr(place.run or "/") if place.mount else place.store
+        if place.name:
+            msg = f"no committed checkpoint {place.name!r} in {what}: nothing was decided there"
+            raise MissingError(msg, subject=place.name, hint="ckptgate status")
         msg = f"{what} is not a run: nothing was ever decided in it"
         raise MissingError(msg, subject=place.run, hint="name the directory of the checkpoints")
     return log

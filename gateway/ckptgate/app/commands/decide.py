@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
-from typing import Any
+from typing import Any, Final
 
 from ckptgate.app.asking import ask
 from ckptgate.app.commands.output import add_json, print_json
@@ -13,6 +14,10 @@ from ckptgate.app.registry import MountInfo
 from ckptgate.errors import ExitCode, PendingError, RefusedError, UsageError
 
 __all__ = ["add_commands"]
+
+_ANSWER_TIMEOUT_S: Final = 60.0
+_ANSWER_MIN_S: Final = 1.0
+"""However little time is left of a `--timeout`."""
 
 
 def add_commands(commands: Any) -> None:
@@ -38,9 +43,12 @@ def add_commands(commands: Any) -> None:
     wait.set_defaults(handler=_wait)
 
 
-def _ask(at: tuple[Place, MountInfo], op: str, **more: Any) -> Any:
+def _ask(
+    at: tuple[Place, MountInfo], op: str, *, timeout_s: float = _ANSWER_TIMEOUT_S, **more: Any
+) -> Any:
     place, mount = at
-    return ask(mount, {"op": op, "run": place.run, "name": place.name, **more})
+    request = {"op": op, "run": place.run, "name": place.name, **more}
+    return ask(mount, request, timeout_s=timeout_s)
 
 
 def _commit(args: argparse.Namespace) -> int:
@@ -49,8 +57,18 @@ def _commit(args: argparse.Namespace) -> int:
         raise UsageError(msg, subject=args.path)
     at = locate_in_mount(args.path)
     result = _ask(at, "commit", rank=args.rank, world_size=args.world_size, all=args.all)
+    torn: list[str] = result["torn"]
+    for path in torn:
+        print(
+            f"ckptgate: warning: the writer of {path!r} died with it open: "
+            "it is taken as it is, as a commit says that all was written",
+            file=sys.stderr,
+        )
+    if torn:
+        hint = f"ckptgate abort {args.path}, or write it again before the commit is decided"
+        print(f"  hint: {hint}", file=sys.stderr)
     if args.wait:
-        result = _wait_decided(at, args.timeout)
+        result = {**_wait_decided(at, args.timeout), "torn": torn}
     _print(args, result, f"{at[0].name}: recorded")
     return ExitCode.OK
 
@@ -80,11 +98,14 @@ def _wait_decided(at: tuple[Place, MountInfo], timeout_s: float | None) -> dict[
     Raises:
         RefusedError: aborted or abandoned.
         PendingError: not decided in time.
+        UnusableError: the daemon does not answer.
     """
     place, _ = at
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
-        found: dict[str, Any] = _ask(at, "state")
+        left_s = _ANSWER_TIMEOUT_S if deadline is None else deadline - time.monotonic()
+        answer_s = min(max(left_s, _ANSWER_MIN_S), _ANSWER_TIMEOUT_S)
+        found: dict[str, Any] = _ask(at, "state", timeout_s=answer_s)
         if found["state"] in {"committed", "replaced"}:
             return found
         if found["state"] in {"aborted", "abandoned"}:

@@ -16,10 +16,10 @@ from ckptgate.app.commands.options import add_store_options, store_options
 from ckptgate.app.commands.output import add_json, human_bytes, print_json, print_rows
 from ckptgate.app.commands.watch import watch_status
 from ckptgate.app.locate import Place, Served, locate_run, serving
-from ckptgate.app.registry import MountInfo, list_mounts
+from ckptgate.app.registry import list_mounts
 from ckptgate.engine.manifests import load_manifest
 from ckptgate.engine.verify import verify_checkpoint
-from ckptgate.errors import CkptError, ExitCode, UsageError
+from ckptgate.errors import CkptError, ErrorKind, ExitCode, UsageError
 from ckptgate.model.documents import encode
 from ckptgate.ports.store import Store
 
@@ -66,8 +66,10 @@ def _status(args: argparse.Namespace) -> int:
         msg = "--watch needs a terminal and goes without --json"
         raise UsageError(msg, hint="ckptgate status --json")
     if args.watch:
+        for it in served:
+            _report(it)
         return watch_status([it.mount for it in served])
-    reports = [_of_run(_report(it.mount), it.below) for it in served]
+    reports = _reports(served)
     if args.json:
         print_json(reports[0] if args.path and len(reports) == 1 else reports)
     elif not reports:
@@ -77,25 +79,52 @@ def _status(args: argparse.Namespace) -> int:
     return max((_status_code(report) for report in reports), default=ExitCode.OK)
 
 
-def _report(mount: MountInfo) -> dict[str, Any]:
+def _reports(served: list[Served]) -> list[dict[str, Any]]:
+    """What the daemons say; of several that serve one store one may know what others don't.
+
+    Raises:
+        CkptError: nothing of that path is known to any of them.
+    """
+    reports: list[dict[str, Any]] = []
+    missing: CkptError | None = None
+    for it in served:
+        try:
+            reports.append(_of_run(_report(it), it.below))
+        except CkptError as exc:
+            missing = exc
+    if missing is not None and not reports:
+        raise missing
+    return reports
+
+
+def _report(served: Served) -> dict[str, Any]:
+    """What the mount's daemon says.
+
+    Raises:
+        CkptError: it has nothing at that path.
+    """
+    mount = served.mount
     try:
-        found: dict[str, Any] = ask(mount, {"op": "status"})
+        found: dict[str, Any] = ask(mount, {"op": "status", "path": served.below})
     except CkptError as exc:
+        if exc.kind is ErrorKind.NOT_FOUND:
+            raise
         # The others are still worth seeing; the exit code tells.
         return {"mountpoint": mount.mountpoint, "store": mount.store, "error": exc.message}
     return found
 
 
 def _of_run(report: dict[str, Any], below: str) -> dict[str, Any]:
-    """The report, cut down to what lies below a path where that isn't the whole mount."""
+    """The report, cut down to what lies at, below or around a path that isn't the whole mount."""
     if not below or below.startswith("..") or "error" in report:
         return report
-    rows = [row for row in report["attempts"] if _is_below(below, row)]
+    rows = [row for row in report["attempts"] if _is_about(below, row)]
     return {**report, "attempts": rows}
 
 
-def _is_below(directory: str, row: dict[str, Any]) -> bool:
-    return (os.path.join(str(row["run"]), str(row["name"])) + "/").startswith(directory + "/")
+def _is_about(directory: str, row: dict[str, Any]) -> bool:
+    checkpoint = os.path.join(str(row["run"]), str(row["name"])) + "/"
+    return checkpoint.startswith(f"{directory}/") or f"{directory}/".startswith(checkpoint)
 
 
 def _status_code(report: dict[str, Any]) -> ExitCode:

@@ -18,10 +18,19 @@ from ckptgate.app.locate import require_mount
 from ckptgate.app.logs import configure_logging
 from ckptgate.app.mountpoints import end_session, is_dead_mount, prepare_mountpoint, resolve
 from ckptgate.app.publisher_process import LEFT_FILE
+from ckptgate.app.reach import refuse_stopped
 from ckptgate.app.registry import MountInfo, find_mount
 from ckptgate.app.stores import probe_store
 from ckptgate.app.supervisor import Supervisor
-from ckptgate.errors import BusyError, CkptError, ErrorKind, ExitCode, PendingError, UnusableError
+from ckptgate.errors import (
+    BusyError,
+    CkptError,
+    ErrorKind,
+    ExitCode,
+    PendingError,
+    UnusableError,
+    UsageError,
+)
 from ckptgate_adapters.channels import RemoteError, control_call, error_reply
 from ckptgate_adapters.fuse.channel import unmount
 from ckptgate_adapters.sqlite_spool import SpoolLock, check_local
@@ -162,7 +171,10 @@ def _umount(args: argparse.Namespace) -> int:
         print(f"removed the mount {path}, whose daemon had died", file=sys.stderr)
         print("what it had staged is in its spool: mount it again", file=sys.stderr)
         return ExitCode.PENDING
-    mount = require_mount(path)
+    mount = find_mount(path) or require_mount(path)
+    if mount.mountpoint != path:
+        msg = f"{path} is in the mount {mount.mountpoint}, and is no mount point itself"
+        raise UsageError(msg, subject=path, hint=f"ckptgate umount {mount.mountpoint}")
     left = unmount_and_drain(mount, timeout_s=args.timeout, lazy=args.lazy)
     if not left:
         print(f"unmounted {mount.mountpoint}: everything is in the store")
@@ -200,7 +212,10 @@ def unmount_and_drain(mount: MountInfo, *, timeout_s: float, lazy: bool) -> list
     Raises:
         BusyError: files are open; the mount goes on.
         PendingError: the daemon didn't end.
+        UnusableError: one of its processes is stopped, and could not end; the mount goes on.
     """
+    if not lazy:
+        refuse_stopped(mount)
     try:
         control_call(mount.spool, {"op": "drain", "timeout_s": timeout_s})
     except UnusableError as exc:

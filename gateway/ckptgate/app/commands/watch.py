@@ -12,10 +12,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ckptgate.app.asking import ask
 from ckptgate.app.commands.output import human_bytes
 from ckptgate.app.registry import MountInfo
 from ckptgate.errors import CkptError, ExitCode
-from ckptgate_adapters.channels import control_call
 
 __all__ = ["attempts_table", "watch_status"]
 
@@ -53,7 +53,7 @@ def _view(mounts: Sequence[MountInfo]) -> RenderableType:
     for mount in mounts:
         title = f"{mount.mountpoint} -> {mount.store}"
         try:
-            tables.append(attempts_table(title, control_call(mount.spool, {"op": "status"})))
+            tables.append(attempts_table(title, ask(mount, {"op": "status"})))
         except CkptError as exc:
             tables.append(Text(f"{title}: {exc.message}", style="red"))
     return Group(*tables) if tables else Text("no ckptgate mount runs here")

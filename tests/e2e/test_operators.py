@@ -1,0 +1,123 @@
+"""What an operator's commands say of wrong paths, torn writers, and a daemon that stands still."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.e2e.harness import Gateway, cli, until
+
+from ckptgate.app import reach
+from ckptgate.app.cli import main
+from ckptgate.errors import ExitCode
+
+pytestmark = [pytest.mark.fuse]
+
+TORN = """
+import os, sys
+with open(sys.argv[1], "wb", buffering=0) as stream:
+    stream.write(b"x" * 1000)
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.fixture
+def save(run: Path) -> Path:
+    """A committed checkpoint with a directory in it."""
+    path = run / "step-1"
+    (path / "sub").mkdir(parents=True)
+    (path / "sub/a.bin").write_bytes(b"a")
+    assert main(["commit", str(path), "--all", "--wait", "--timeout", "30"]) == 0
+    return path
+
+
+def test_a_path_at_which_nothing_is_is_told_and_not_found(node: Gateway, save: Path, capsys):
+    nothing = [node.mnt / "typo", node.mnt / "typo/step-1", save.parent / "step-7", save / "b.bin"]
+    nothing.append(node.store / save.parent.name / "step-7")
+    for command in ("status", "abort", "commit --all", "wait", "pin", "unpin", "verify", "show"):
+        for path in nothing:
+            word, *more = command.split()
+            capsys.readouterr()
+            assert main([word, str(path), *more]) == ExitCode.NOT_FOUND, (command, path)
+            said = capsys.readouterr().err
+            assert f"{path.name}'" in said, said
+    for command in ("gc", "log", "ls"):
+        assert main([command, str(node.mnt / "typo")]) == ExitCode.NOT_FOUND, command
+        assert "'typo'" in capsys.readouterr().err
+    for path in (node.mnt, save.parent, save, save / "sub", save / "sub/a.bin"):
+        assert main(["status", str(path)]) != ExitCode.NOT_FOUND, path
+    assert f"{save.parent.name}/step-1  committed" in capsys.readouterr().out
+
+
+def test_only_the_mount_point_itself_is_unmounted(node: Gateway, save: Path, capsys):
+    for path in (save, node.mnt / "typo"):
+        assert main(["umount", str(path)]) == ExitCode.USAGE
+        assert f"ckptgate umount {node.mnt}" in capsys.readouterr().err
+    assert (save / "sub/a.bin").read_bytes() == b"a"
+
+
+def test_a_commit_names_the_files_whose_writers_died(node: Gateway, run: Path):
+    path = run / "step-1"
+    path.mkdir()
+    (path / "whole.bin").write_bytes(b"w")
+    words = [sys.executable, "-c", TORN, str(path / "torn.bin")]
+    assert subprocess.run(words, check=False).returncode == -signal.SIGKILL
+    done = cli("commit", path, "--all", "--wait", "--timeout", "30")
+    assert done.returncode == 0, done.stderr
+    assert "warning: the writer of 'torn.bin' died with it open" in done.stderr
+    assert f"ckptgate abort {path}" in done.stderr
+    assert "whole.bin" not in done.stderr
+    assert (path / "torn.bin").read_bytes() == b"x" * 1000
+    told = [e for e in node.status()["events"] if e["kind"] == "torn-committed"]
+    assert [e["subject"] for e in told] == [f"{run.name}/step-1/torn.bin"]
+    # Said of what it commits now, not of what was committed.
+    assert cli("commit", path, "--all").stderr == ""
+
+
+def _check_refused(node: Gateway, path: Path, capsys, kinds: tuple[str, ...]) -> None:
+    for command in ("status", "commit --all --wait", "wait", "gc", "umount"):
+        word, *more = command.split()
+        where = node.mnt if word in {"umount", "gc"} else path
+        capsys.readouterr()
+        assert main([word, str(where), *more]) == ExitCode.UNUSABLE, command
+        done = capsys.readouterr()
+        said = done.out + done.err
+        assert any(f"the {kind} process of {node.mnt} (pid " in said for kind in kinds), said
+        assert "is stopped and answers nobody" in said
+
+
+def test_no_command_waits_for_a_daemon_that_is_stopped(
+    node: Gateway, run: Path, capsys, monkeypatch
+):
+    monkeypatch.setattr(reach, "_CHECK_S", 0.1)
+    path = run / "step-1"
+    path.mkdir()
+    (path / "a").write_bytes(b"a")
+    pids = {kind: node.child(kind) for kind in ("mount", "publisher")}
+    try:
+        for pid in pids.values():
+            os.kill(pid, signal.SIGSTOP)
+        until("both are stopped", lambda: all(reach.stopped_child(node.info(), k) for k in pids))
+        _check_refused(node, path, capsys, ("mount", "publisher"))
+        os.kill(pids["mount"], signal.SIGCONT)
+        _check_refused(node, path, capsys, ("publisher",))
+        # What its caller was told to have failed is not done later.
+        assert cli("abort", path).returncode == ExitCode.UNUSABLE
+    finally:
+        for pid in pids.values():
+            os.kill(pid, signal.SIGCONT)
+    assert main(["commit", str(path), "--all", "--wait", "--timeout", "30"]) == 0
+
+
+def test_a_daemon_that_does_not_answer_is_waited_for_no_longer_than_that():
+    """Whatever it is that keeps a look into a mount."""
+    reader, writer = os.pipe()
+    try:
+        with pytest.raises(OSError, match=r"does not answer within 0\.05 s"):
+            reach.within_reach(lambda: os.read(reader, 1), mounts=list, child="mount", limit_s=0.05)
+    finally:
+        os.close(writer)
