@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from tests.gateway_harness import PID, Gateway
 
+from ckptgate.engine.fetch import drop_copy
 from ckptgate.engine.powerloss import BOOT_META, begin_boot, end_clean
 from ckptgate.engine.verify import fold_log
 from ckptgate.model.states import POWER_LOST, AttemptState, FileState
-from ckptgate.ports.spool import AttemptRow
+from ckptgate.ports.spool import AttemptRow, LocalBytes
 from ckptgate.vfs.interface import Caller
 from ckptgate_adapters.memory_store import MemoryStore
 from ckptgate_adapters.sqlite_spool import SqliteSpool
@@ -142,6 +143,34 @@ def test_a_local_copy_that_changed_is_let_go_where_the_store_has_the_bytes(gatew
     boot(gateway)
     gateway.settle()
     assert gateway.outcome("run")["committed"] == {"step-1": {"a.bin": b"x" * 100}}
+    assert gateway.read("run/step-1/a.bin") == b"x" * 100
+
+
+@pytest.mark.parametrize("ended", ["power", "power-half-read", "clean"])
+def test_what_was_fetched_is_believed_only_if_power_was_not_lost_since(gateway, ended):
+    """I1, I10: no reader waited until it was on disk, so its size and times prove nothing."""
+    save(gateway)
+    commit(gateway)
+    gateway.settle()
+    (found,) = gateway.engine.spool.files_of_attempt(row_of(gateway).id)
+    file = found[2].file
+    path = Path(gateway.engine.spool.data_path(file))
+    drop_copy(gateway.engine.spool, found[2])
+    assert gateway.read("run/step-1/a.bin") == b"x" * 100
+    fetched = gateway.engine.spool.file(file)
+    assert fetched.local is LocalBytes.FULL
+    if ended == "power-half-read":
+        # As if its last chunk had not come yet.
+        gateway.engine.spool.update_file(file, local=LocalBytes.PARTIAL)
+    if ended == "clean":
+        end_clean(gateway.mount.spool)
+    else:
+        path.write_bytes(bytes(100))
+        os.utime(path, ns=(fetched.mtime_ns, fetched.mtime_ns))
+    assert boot(gateway) is (ended != "clean")
+    now = gateway.engine.spool.file(file)
+    assert now.local is (LocalBytes.FULL if ended == "clean" else LocalBytes.NONE)
+    assert now.have == b""
     assert gateway.read("run/step-1/a.bin") == b"x" * 100
 
 

@@ -65,13 +65,27 @@ def test_what_goes_wrong_is_read_through_the_client(
     other = edit_reply(lambda reply: reply.with_headers(content_range="bytes 1-99/1048576"))
     whole = edit_reply(lambda reply: reply.with_headers(content_range=None))
     for fault in (
-        drop_request, drop_reply, truncate_reply(), error_before(503, "SlowDown"), other, whole,
+        drop_request, truncate_reply(), error_before(503, "SlowDown"), other, whole,
     ):  # fmt: skip
         proxy.clear()
         proxy.rule(fault, Kind.GET, where=_is_direct)
         assert store.read(key, 100, 200_000) == DATA[100:200_100]
         assert [_is_direct(request) for request in proxy.seen] == [True, False]
         assert store.read(key, 0, 9) == DATA[:9]
+
+
+def test_a_kept_connection_that_was_closed_is_replaced_by_a_new_one(
+    store: S3Store, proxy: ChaosProxy, shared_bucket: Bucket, prefix: str
+) -> None:
+    """Services close what isn't used for a while: that is no failure of this way to read."""
+    key = f"{prefix}/f"
+    shared_bucket.put(key, DATA)
+    for fault in (drop_request, drop_reply) * 2:
+        assert store.read(key, 0, 9) == DATA[:9]
+        proxy.clear()
+        proxy.rule(fault, Kind.GET, where=_is_direct)
+        assert store.read(key, 100, 200_000) == DATA[100:200_100]
+        assert [_is_direct(request) for request in proxy.seen] == [True, True]
 
 
 def test_where_it_never_works_it_is_left_for_a_while(

@@ -61,7 +61,7 @@ def test_the_service_copies_what_is_in_a_bucket_of_its_own(
 ) -> None:
     store = on.store(on.place())
     manifest = checkpoint(store, tmp_path)
-    monkeypatch.setattr(store, "read", lambda *_: pytest.fail("the bytes came here"))
+    monkeypatch.setattr(store, "read_into", lambda *_: pytest.fail("the bytes came here"))
     url = on.place()
     target = target_at(on, url)
     size = sum(map(len, FILES.values()))

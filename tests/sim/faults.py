@@ -36,7 +36,7 @@ from ckptgate_adapters.memory_store import MemoryStore
 __all__ = ["CALM", "OTHERS", "PROFILES", "Faults", "Network", "ProcessStore", "Profile"]
 
 READS: Final = frozenset({
-    "get", "children", "read", "verify", "published_attempt", "published_problems",
+    "get", "children", "read", "read_into", "verify", "published_attempt", "published_problems",
     "pointer_content", "plain_stat", "plain_list", "plain_read", "probe", "attempt_parts",
     "unfinished",
 })  # fmt: skip

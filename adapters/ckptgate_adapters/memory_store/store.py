@@ -120,6 +120,12 @@ class MemoryStore(Nodes):
         """Up to *length* bytes at *offset*."""
         return self._file(check_relative_path(key)).data[offset : offset + length]
 
+    def read_into(self, key: str, offset: int, view: memoryview) -> int:
+        """Up to as many bytes at *offset* as *view* has."""
+        data = self.read(key, offset, len(view))
+        view[: len(data)] = data
+        return len(data)
+
     def local_path(self, key: str) -> str | None:
         """None: nothing of it is in the local file system."""
         check_relative_path(key)

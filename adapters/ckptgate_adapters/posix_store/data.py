@@ -124,6 +124,11 @@ class PosixData:
         with translated(key, "read"):
             return self._root.with_file(key, lambda fd: read_range(fd, offset, length))
 
+    def read_into(self, key: str, offset: int, view: memoryview) -> int:
+        """Up to as many bytes at *offset* as *view* has."""
+        with translated(key, "read"):
+            return self._root.with_file(key, lambda fd: _read_into(fd, offset, view))
+
     def local_path(self, key: str) -> str | None:
         """The path of *key* where it is on a local disk, from which it can be reflinked."""
         split_key(key)
@@ -150,6 +155,13 @@ def read_range(fd: int, offset: int, length: int) -> bytes:
         offset += len(part)
         length -= len(part)
     return b"".join(parts)
+
+
+def _read_into(fd: int, offset: int, view: memoryview) -> int:
+    done = 0
+    while done < len(view) and (count := os.preadv(fd, [view[done:]], offset + done)):
+        done += count
+    return done
 
 
 def _open_source(source: DigestedFile) -> int:

@@ -74,14 +74,21 @@ class S3Data:
 
     def read(self, key: str, offset: int, length: int) -> bytes:
         """Up to *length* bytes at *offset*."""
+        data = bytearray(max(length, 0))
+        return bytes(memoryview(data)[: self.read_into(key, offset, memoryview(data))])
+
+    def read_into(self, key: str, offset: int, view: memoryview) -> int:
+        """Up to as many bytes at *offset* as *view* has."""
         full = self._session.key(key)
-        if length <= 0:
-            return b""
-        found = self._direct.read(full, offset, length, self._etags.get(full) or "")
-        if found is None:
-            return self._session.run(self._read(full, offset, length))
-        self._etags.keep(full, found[1])
-        return found[0]
+        if not len(view):
+            return 0
+        found = self._direct.read_into(full, offset, view, self._etags.get(full) or "")
+        if found is not None:
+            self._etags.keep(full, found[1])
+            return found[0]
+        data = self._session.run(self._read(full, offset, len(view)))
+        view[: len(data)] = data
+        return len(data)
 
     def close(self) -> None:
         """Close the connections; nothing can be called afterwards."""

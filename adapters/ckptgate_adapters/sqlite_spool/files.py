@@ -147,6 +147,10 @@ class FilePart:
         rows = self._db.all(f"{FILES.select} WHERE state IN ({where}) ORDER BY file", wanted)
         return [FILES.build(row) for row in rows]
 
+    def fetched_files(self) -> list[FileRow]:
+        rows = self._db.all(f"{FILES.select} WHERE have != x'' ORDER BY file")
+        return [FILES.build(row) for row in rows]
+
     def files_of_attempt(
         self, attempt: int, *, states: Iterable[FileState] | None = None
     ) -> list[tuple[str, NodeRow, FileRow]]:

@@ -192,7 +192,7 @@ def _bring(ranges: Ranges, key: str, entry: FileEntry, path: str) -> bool:
         is_kept = is_there and _is_file(fd, entry)
         if not is_kept:
             os.ftruncate(fd, 0)
-            _fetch(ranges, key, entry, fd)
+            fetch_file(ranges, key, entry, fd)
         os.fchmod(fd, entry.mode & 0o7777)
         os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
         os.fsync(fd)
@@ -201,11 +201,16 @@ def _bring(ranges: Ranges, key: str, entry: FileEntry, path: str) -> bool:
         os.close(fd)
 
 
-def _fetch(ranges: Ranges, key: str, entry: FileEntry, fd: int) -> None:
+def fetch_file(ranges: Ranges, key: str, entry: FileEntry, fd: int) -> None:
+    """Write the bytes of *entry* to what is open, and empty, as *fd*, and compare their digest.
+
+    Raises:
+        IntegrityError, MissingError, TransientStoreError: of the store.
+        OSError: of the disk.
+    """
     hasher = blake3.blake3()
 
-    def keep(offset: int, data: bytes) -> None:
-        view = memoryview(data)
+    def keep(offset: int, view: memoryview) -> None:
         while view:
             written = os.pwrite(fd, view, offset)
             view, offset = view[written:], offset + written

@@ -10,20 +10,16 @@ from __future__ import annotations
 
 import os
 import tempfile
-from typing import Final
-
-import blake3
 
 from ckptgate.engine.each_file import for_each_file
-from ckptgate.errors import IntegrityError
+from ckptgate.engine.export import fetch_file
+from ckptgate.engine.ranges import Ranges
 from ckptgate.model.documents import EntryType, FileEntry, Manifest
 from ckptgate.model.layout import full_key
 from ckptgate.ports.export import Exported, ExportTarget
 from ckptgate.ports.store import DigestedFile, Store
 
 __all__ = ["export_objects"]
-
-_PIECE_BYTES: Final = 8 * 1024 * 1024
 
 
 def export_objects(
@@ -48,13 +44,14 @@ def export_objects(
     """
     target.begin(manifest, may_replace=may_replace)
     files = [entry for entry in manifest.entries if entry.type is EntryType.FILE]
+    ranges = Ranges(store)
 
     def bring(entry: FileEntry) -> bool:
         if target.has(manifest, entry):
             return True
         key = full_key(run, entry.key)
         if not target.copy(store, key, manifest, entry):
-            _carry(store, key, target, manifest, entry)
+            _carry(ranges, key, target, manifest, entry)
         return False
 
     kept = sum(for_each_file(files, bring))
@@ -65,22 +62,16 @@ def export_objects(
 
 
 def _carry(
-    store: Store, key: str, target: ExportTarget, manifest: Manifest, entry: FileEntry
+    ranges: Ranges, key: str, target: ExportTarget, manifest: Manifest, entry: FileEntry
 ) -> None:
     """Fetch a file, compare it, and send it on."""
     with tempfile.NamedTemporaryFile(prefix="ckptgate-export-") as local:
-        hasher = blake3.blake3()
-        done = 0
-        while piece := store.read(key, done, min(_PIECE_BYTES, entry.size + 1 - done)):
-            hasher.update(piece)
-            local.write(piece)
-            done += len(piece)
-        local.flush()
-        found = hasher.hexdigest()
-        if done != entry.size or found != entry.digest:
-            msg = f"{entry.path}: {key} has {done} bytes with digest {found}, not {entry.digest}"
-            raise IntegrityError(msg, subject=key, hint="ckptgate verify")
+        fetch_file(ranges, key, entry, local.fileno())
         source = DigestedFile(
-            path=os.fspath(local.name), size=done, digest=found, chunks=b"", may_link=False
+            path=os.fspath(local.name),
+            size=entry.size,
+            digest=entry.digest,
+            chunks=b"",
+            may_link=False,
         )
         target.put(source, manifest, entry)

@@ -1,9 +1,10 @@
 """Verified reads: the bytes of committed and imported files, chunk by chunk from the store.
 
 It owns the rule that nothing unverified is served: a chunk counts as being here only after its
-BLAKE3 was compared with the manifest's and the spool file was written to disk. A local copy that
-was changed or deleted counts as not being here, and is let go: what is fetched goes into a new
-file, never into one that readers have open or that the store shares.
+BLAKE3 was compared with the manifest's. A local copy that was changed or deleted counts as not
+being here, and is let go: what is fetched goes into a new file, never into one that readers have
+open or that the store shares. Nobody waits for the disk: what was fetched says so (`FileRow.have`),
+and isn't believed after a power loss (`powerloss`).
 
 Thread rule: any thread. A chunk that several threads want is fetched by one of them; the others
 wait, and try it themselves if that one failed.
@@ -255,23 +256,21 @@ class Fetcher:
         ):
             for chunk in chunks:
                 self._check(row, chunk, pieces)
-                # Before the mark, or a power loss could leave a mark without the bytes.
-                os.fdatasync(fd)
                 if self._mark(row.file, fd, chunk.index) is None:
                     return
                 left.remove(chunk.index)
                 self._claims.give_back(row.file, [chunk.index])
 
-    def _read(self, row: FileRow, fd: int, chunks: Sequence[Chunk]) -> Generator[bytes]:
+    def _read(self, row: FileRow, fd: int, chunks: Sequence[Chunk]) -> Generator[memoryview]:
         """The chunks' bytes in their order, each piece written to the spool file before."""
         spans = [(chunk.offset, chunk.length) for chunk in chunks]
 
-        def keep(offset: int, data: bytes) -> None:
-            _write_all(fd, data, offset)
+        def keep(offset: int, piece: memoryview) -> None:
+            _write_all(fd, piece, offset)
 
         return self._ranges.read(row.key, spans, keep)
 
-    def _check(self, row: FileRow, chunk: Chunk, pieces: Generator[bytes]) -> None:
+    def _check(self, row: FileRow, chunk: Chunk, pieces: Generator[memoryview]) -> None:
         """Take one chunk's pieces and compare their digest; it counts only once it is marked.
 
         Raises:
@@ -307,15 +306,15 @@ class Fetcher:
             have = bytearray(row.have or bytes(chunk_count(row.size)))
             have[index] = 1
             if all(have):
-                return self._finish(file, fd)
+                return self._finish(file, fd, bytes(have))
             return self._spool.update_file(file, local=LocalBytes.PARTIAL, have=bytes(have))
 
-    def _finish(self, file: int, fd: int) -> FileRow:
+    def _finish(self, file: int, fd: int, have: bytes) -> FileRow:
         stat = os.fstat(fd)
         return self._spool.update_file(
             file,
             local=LocalBytes.FULL,
-            have=b"",
+            have=have,
             mtime_ns=stat.st_mtime_ns,
             ctime_ns=stat.st_ctime_ns,
         )
@@ -325,7 +324,7 @@ class Fetcher:
             msg = f"{row.key} is said to be empty, but not by its digest {row.digest}"
             raise _StoreFailed(row, IntegrityError(msg, subject=row.key))
         with self._spool.transaction():
-            self._finish(row.file, fd)
+            self._finish(row.file, fd, b"")
 
     def _told(self, row: FileRow, cause: OSError) -> IntegrityError:
         """Record the incident; the error to raise."""
@@ -388,8 +387,7 @@ def _missing(row: FileRow, wanted: Iterable[int]) -> list[int]:
     return [index for index in wanted if not (row.have and row.have[index])]
 
 
-def _write_all(fd: int, data: bytes, offset: int) -> None:
-    view = memoryview(data)
+def _write_all(fd: int, view: memoryview, offset: int) -> None:
     while view:
         written = os.pwrite(fd, view, offset)
         view, offset = view[written:], offset + written

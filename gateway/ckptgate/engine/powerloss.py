@@ -5,7 +5,8 @@ one that was made durable. So an attempt's tree is whole only if the recovered r
 after it: the SEAL, a commit event, or the explicit commits of all ranks that wrote here. Bytes are
 proven only by a digest (the gateway synced them first): of what wasn't digested yet, any part may
 be missing, whatever size and time stamps say. What isn't whole and proven is given up, loudly, with
-all its bytes kept; what had its final vote is whole in the store.
+all its bytes kept; what had its final vote is whole in the store. What was only fetched from there
+nobody waited for: it is let go, and fetched again by whoever needs it.
 
 Thread rule: called once, before any other process has the spool open.
 """
@@ -69,8 +70,23 @@ def end_clean(spool: Spool) -> None:
         if file.local is LocalBytes.FULL:
             with contextlib.suppress(FileNotFoundError):
                 _sync(spool.data_path(file.file))
+    _keep_fetched(spool)
     spool.drop_meta(BOOT_META)
     spool.make_durable()
+
+
+def _keep_fetched(spool: Spool) -> None:
+    """Make what was fetched durable, and note of whole files that it is."""
+    for file in spool.fetched_files():
+        try:
+            _sync(spool.data_path(file.file))
+        except OSError as exc:
+            _log.warning("fetched-copy-lost file=%d error=%s", file.file, exc)
+            with spool.transaction():
+                drop_copy(spool, file)
+        else:
+            if file.local is LocalBytes.FULL:
+                spool.update_file(file.file, have=b"")
 
 
 def _sync(path: str) -> None:
@@ -85,6 +101,9 @@ def _recover(spool: Spool, events: Events) -> None:
     told: list[tuple[str, str, str]] = []
     with spool.transaction():
         _make_missing(spool)
+        for fetched in spool.fetched_files():
+            if fetched.state is FileState.STORED and fetched.key:
+                drop_copy(spool, fetched)
         for row in spool.attempts(states=UNDECIDED):
             if not row.is_voted:
                 told += _look_at(spool, row)

@@ -14,8 +14,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from ckptgate.engine.pieces import Buffers
 from ckptgate.errors import IntegrityError
 from ckptgate.ports.store import ObjectReader
 
@@ -27,9 +29,20 @@ THREADS: Final = 8
 """Requests at once, of all readers together."""
 PIECES_MAX: Final = 12
 """In memory at once, read or being read."""
+SMALL_BYTES: Final = 1024 * 1024
+"""What isn't larger, and alone, gets memory of its own."""
 
-Keep: TypeAlias = Callable[[int, bytes], None]
+Keep: TypeAlias = Callable[[int, memoryview], None]
 """What is done with the piece at an offset, by the thread that read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A piece that was read, or is being read."""
+
+    buffer: memoryview
+    length: int
+    done: Future[None]
 
 
 class Ranges:
@@ -38,15 +51,16 @@ class Ranges:
     def __init__(self, store: ObjectReader) -> None:
         self._store = store
         self._workers = _Workers(THREADS)
-        self._room = threading.BoundedSemaphore(PIECES_MAX)
+        self._buffers = Buffers(PIECES_MAX, PIECE_BYTES)
 
     def read(
         self, key: str, spans: Sequence[tuple[int, int]], keep: Keep | None = None
-    ) -> Generator[bytes]:
+    ) -> Generator[memoryview]:
         """The bytes of each of *spans* (offset, length), in their order, in pieces.
 
-        No piece is of two spans. Close the generator where it isn't read to its end: it waits for
-        what still runs, so that *keep* is never called after that.
+        A piece is valid until the next is asked for; none is of two spans. Close the generator
+        where it isn't read to its end: it waits for what still runs, so that *keep* is never called
+        after that.
 
         Args:
             key: of the object.
@@ -60,48 +74,69 @@ class Ranges:
         """
         pieces = [piece for span in spans for piece in _pieces(*span)]
         if len(pieces) == 1:
-            yield self._one(key, *pieces[0], keep)
+            yield from self._alone(key, *pieces[0], keep)
             return
-        running: deque[Future[bytes]] = deque()
+        running: deque[_Piece] = deque()
         try:
             for offset, length in pieces:
+                buffer = None
                 # Who holds pieces gives them back before it waits for room: so somebody always can.
-                while running and (
-                    len(running) >= THREADS or not self._room.acquire(blocking=False)
-                ):
-                    yield self._next(running)
-                if not running:
-                    self._room.acquire()
-                running.append(self._workers.submit(self._one, key, offset, length, keep))
+                while running and (buffer := self._room_beside(running)) is None:
+                    yield from _next(self._buffers, running)
+                if buffer is None:
+                    buffer = self._buffers.take()
+                done = self._workers.submit(self._read, key, offset, buffer[:length], keep)
+                running.append(_Piece(buffer, length, done))
             while running:
-                yield self._next(running)
+                yield from _next(self._buffers, running)
         finally:
             self._give_up(running)
 
-    def _one(self, key: str, offset: int, length: int, keep: Keep | None) -> bytes:
-        data = self._store.read(key, offset, length)
-        if len(data) != length:
-            msg = f"{key} ends at byte {offset + len(data)} of {offset + length}"
+    def _alone(
+        self, key: str, offset: int, length: int, keep: Keep | None
+    ) -> Generator[memoryview]:
+        if length <= SMALL_BYTES:
+            view = memoryview(bytearray(length))
+            self._read(key, offset, view, keep)
+            yield view
+            return
+        buffer = self._buffers.take()
+        try:
+            self._read(key, offset, buffer[:length], keep)
+            yield buffer[:length]
+        finally:
+            self._buffers.give_back(buffer)
+
+    def _room_beside(self, running: deque[_Piece]) -> memoryview | None:
+        """A buffer for one more, if there may be one and nobody has to wait."""
+        return self._buffers.take_free() if len(running) < THREADS else None
+
+    def _read(self, key: str, offset: int, view: memoryview, keep: Keep | None) -> None:
+        count = self._store.read_into(key, offset, view)
+        if count != len(view):
+            msg = f"{key} ends at byte {offset + count} of {offset + len(view)}"
             raise IntegrityError(msg, subject=key)
         if keep is not None:
-            keep(offset, data)
-        return data
+            keep(offset, view)
 
-    def _next(self, running: deque[Future[bytes]]) -> bytes:
-        """The first of them, once it is there."""
-        try:
-            return running[0].result()
-        finally:
-            running.popleft()
-            self._room.release()
+    def _give_up(self, running: deque[_Piece]) -> None:
+        for piece in running:
+            piece.done.cancel()
+        for piece in running:
+            if not piece.done.cancelled():
+                piece.done.exception()
+            self._buffers.give_back(piece.buffer)
 
-    def _give_up(self, running: deque[Future[bytes]]) -> None:
-        for future in running:
-            future.cancel()
-        for future in running:
-            if not future.cancelled():
-                future.exception()
-            self._room.release()
+
+def _next(buffers: Buffers, running: deque[_Piece]) -> Generator[memoryview]:
+    """The first of them, once it is there; one that failed is left in its place."""
+    piece = running[0]
+    piece.done.result()
+    try:
+        yield piece.buffer[: piece.length]
+    finally:
+        running.popleft()
+        buffers.give_back(piece.buffer)
 
 
 def _pieces(offset: int, length: int) -> list[tuple[int, int]]:
@@ -117,20 +152,18 @@ class _Workers:
         self._lock = threading.Lock()
         self._started = 0
         self._idle = 0
-        self._jobs: queue.SimpleQueue[tuple[Future[bytes], Callable[[], bytes]]] = (
-            queue.SimpleQueue()
-        )
+        self._jobs: queue.SimpleQueue[tuple[Future[None], Callable[[], None]]] = queue.SimpleQueue()
 
     def submit(
         self,
-        call: Callable[[str, int, int, Keep | None], bytes],
+        call: Callable[[str, int, memoryview, Keep | None], None],
         key: str,
         offset: int,
-        length: int,
+        view: memoryview,
         keep: Keep | None,
-    ) -> Future[bytes]:
-        future: Future[bytes] = Future()
-        self._jobs.put((future, lambda: call(key, offset, length, keep)))
+    ) -> Future[None]:
+        future: Future[None] = Future()
+        self._jobs.put((future, lambda: call(key, offset, view, keep)))
         with self._lock:
             if self._idle:
                 self._idle -= 1
@@ -146,7 +179,8 @@ class _Workers:
             future, call = self._jobs.get()
             if future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(call())
+                    call()
+                    future.set_result(None)
                 except BaseException as exc:  # noqa: BLE001 - whoever waits for the piece gets it
                     future.set_exception(exc)
             del future, call

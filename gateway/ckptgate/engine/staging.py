@@ -329,5 +329,6 @@ class Stager:
             ctime_ns=digested.seen.ctime_ns,
             digest=digested.found.digest,
             chunks=digested.found.chunks,
+            have=b"",
             evidence=evidence,
         )

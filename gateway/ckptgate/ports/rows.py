@@ -139,7 +139,8 @@ class FileRow:
         size, mtime_ns, ctime_ns: the spool file's when it was digested (0 before).
         digest, chunks: BLAKE3 in hex, and 32 raw bytes a chunk; "" and b"" before.
         key: where the store has it (below the store's root), "" before.
-        have: one byte a chunk for `partial`: 1 fetched and verified.
+        have: one byte a chunk of what is fetched, 1 if it was and is verified; b"" for `full` bytes
+            that a power loss can't change any more: they were synced.
         evidence: of its completeness, as of the digest (is_torn from the close).
         is_linked: the store shares these bytes: they may never be written again.
     """

@@ -229,6 +229,10 @@ class Files(Protocol):
         """All files in *states*, oldest first."""
         ...
 
+    def fetched_files(self) -> list[FileRow]:
+        """Those with bytes that were fetched (`FileRow.have`), oldest first; looks at all files."""
+        ...
+
     def files_of_attempt(
         self, attempt: int, *, states: Iterable[FileState] | None = None
     ) -> list[tuple[str, NodeRow, FileRow]]:

@@ -157,6 +157,13 @@ class ObjectReader(Protocol):
         """
         ...
 
+    def read_into(self, key: str, offset: int, view: memoryview) -> int:
+        """As `read`, into the caller's own memory: how many bytes of *view* are the object's.
+
+        What *view* has beyond them, or after an error, means nothing.
+        """
+        ...
+
 
 class DataObjects(ObjectReader, Protocol):
     """The checkpoints' bytes."""

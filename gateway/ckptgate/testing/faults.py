@@ -166,6 +166,9 @@ class FaultyStore:
     def read(self, key: str, offset: int, length: int) -> bytes:
         return self.plan.run("read", lambda: self._store.read(key, offset, length))
 
+    def read_into(self, key: str, offset: int, view: memoryview) -> int:
+        return self.plan.run("read", lambda: self._store.read_into(key, offset, view))
+
     def local_path(self, key: str) -> str | None:
         return self._store.local_path(key)
 

@@ -204,6 +204,10 @@ class StoreContract(PublicationContract, ReclaimContract):
             assert client.read("a/data/1", 0, size + 10) == data
             assert client.read("a/data/1", size // 2, 7) == data[size // 2 : size // 2 + 7]
             assert client.read("a/data/1", size + 5, 7) == b""
+            for offset, length in ((0, size + 10), (size // 2, size // 2 // 2), (size + 5, 7)):
+                view = memoryview(bytearray(length))
+                found = client.read_into("a/data/1", offset, view)
+                assert bytes(view[:found]) == data[offset : offset + length]
         assert store.children("a/data") == ["1"]
 
     def test_a_put_may_be_repeated_and_replaces_a_failed_try(

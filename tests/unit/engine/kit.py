@@ -293,6 +293,11 @@ class Reads:
         data = self._store.read(key, offset, length)
         return self.change(offset, data) if self.change else data
 
+    def read_into(self, key, offset, view):
+        data = self.read(key, offset, len(view))
+        view[: len(data)] = data
+        return len(data)
+
 
 def reader_of(make_node, files, change=None):
     """A second node that reads what a first one saved: (node, row, its store)."""

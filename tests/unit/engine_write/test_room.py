@@ -179,17 +179,17 @@ def test_a_copy_given_up_in_the_middle_of_a_fetch_is_begun_again(cluster: Cluste
     _, file = save(cluster, node, "step-1")
     assert evictor(node, cluster, 0).step()
     path = Path(node.raw.data_path(file))
-    read, reads = cluster.store.read, []
+    read_into, reads = cluster.store.read_into, []
 
-    def interrupted(key: str, offset: int, length: int) -> bytes:
+    def interrupted(key: str, offset: int, view: memoryview) -> int:
         reads.append(key)
         if len(reads) == 1:
             # Given up, and opened by a reader meanwhile, who made the name again.
             path.unlink()
             path.touch()
-        return read(key, offset, length)
+        return read_into(key, offset, view)
 
-    cluster.store.read = interrupted  # type: ignore[method-assign]
+    cluster.store.read_into = interrupted  # type: ignore[method-assign]
     Fetcher(store=cluster.store, spool=node.raw, events=node.events).fetch(file, 0, SIZE)
     assert len(reads) == 2
     assert path.read_bytes() == b"step-1".ljust(SIZE, b".")
