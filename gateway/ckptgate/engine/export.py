@@ -33,7 +33,7 @@ from ckptgate.model.layout import GATEWAY_DIR, full_key
 from ckptgate.ports.export import Exported
 from ckptgate.ports.store import ObjectReader
 
-__all__ = ["check_destination", "export_directory", "unfinished_name"]
+__all__ = ["check_destination", "export_directory", "fetch_file", "unfinished_name"]
 
 _READ_BYTES: Final = 4 * 1024 * 1024
 _DIR_MODE_MIN: Final = 0o700
