@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from ckptgate_adapters.sqlite_spool.lock import SpoolLock
 from ckptgate_adapters.sqlite_spool.place import check_local
-from ckptgate_adapters.sqlite_spool.spool import SqliteSpool
+from ckptgate_adapters.sqlite_spool.spool import SqliteSpool, make_member_id
 
-__all__ = ["SpoolLock", "SqliteSpool", "check_local"]
+__all__ = ["SpoolLock", "SqliteSpool", "check_local", "make_member_id"]

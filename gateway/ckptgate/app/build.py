@@ -19,7 +19,7 @@ from ckptgate.ports.spool import Spool
 from ckptgate.ports.store import Store, VerifyMode
 from ckptgate.vfs.settings import VfsSettings
 from ckptgate.vfs.vfs import Vfs
-from ckptgate_adapters.channels import DatagramInvalidations, DatagramWaker
+from ckptgate_adapters.channels import DatagramWaker
 from ckptgate_adapters.proc_identity import ProcIdentity
 from ckptgate_adapters.sqlite_spool import SqliteSpool
 from ckptgate_adapters.system_clock import SystemClock, SystemIds
@@ -97,8 +97,8 @@ def publisher_settings(config: Config) -> PublisherSettings:
     )
 
 
-def build_publisher(parts: Parts) -> Publisher:
-    """The publisher of a mount."""
+def build_publisher(parts: Parts, invalidations: Invalidations) -> Publisher:
+    """The publisher of a mount; *invalidations* tell that what its kernel must forget."""
     return Publisher(
         store=parts.store,
         spool=parts.spool,
@@ -108,7 +108,7 @@ def build_publisher(parts: Parts) -> Publisher:
         ids=parts.ids,
         member=parts.member,
         events=parts.events,
-        invalidations=DatagramInvalidations(parts.config.spool),
+        invalidations=invalidations,
         settings=publisher_settings(parts.config),
     )
 

@@ -7,11 +7,10 @@ from typing import Any, Final
 
 from ckptgate.app.build import Parts
 from ckptgate.engine.known import is_known
+from ckptgate.engine.pins import set_pin
 from ckptgate.engine.publisher import Publisher
 from ckptgate.engine.status import status, torn_files, why_hidden
 from ckptgate.errors import MissingError, RefusedError, UsageError
-from ckptgate.model.entries import Entry, Pin
-from ckptgate.model.rules import RunState
 from ckptgate.model.states import UNDECIDED, AttemptState
 from ckptgate.ports.explicit import record_explicit_commit
 from ckptgate.ports.spool import AttemptRow, PendingKind
@@ -180,16 +179,7 @@ class Control:
     def _pin(self, request: dict[str, Any]) -> Any:
         run, name = str(request["run"]), str(request["name"])
         is_on, reason = bool(request["is_on"]), str(request.get("reason") or "")
-
-        def decide(state: RunState) -> Entry | None:
-            if name not in state.current:
-                msg = f"no committed checkpoint {name!r} in the run {run or '/'!r}"
-                raise MissingError(msg, subject=name, hint="ckptgate ls RUN")
-            if (name in state.pins) is is_on:
-                return None
-            return Pin(name=name, is_on=is_on, reason=reason)
-
-        self._parts.logs.get(run).append(decide)
+        set_pin(self._parts.logs.get(run), name, is_on=is_on, reason=reason)
         return {"run": run, "name": name, "is_pinned": is_on}
 
     def _drain(self, request: dict[str, Any]) -> Any:

@@ -34,6 +34,7 @@ __all__ = [
     "locate_in_mount",
     "locate_run",
     "locate_served",
+    "locate_unserved",
     "require_mount",
     "serving",
 ]
@@ -223,6 +224,29 @@ def serving(path: str) -> list[Served]:
     if not found:
         raise _unmounted(path, where)
     return [Served(mount=m, below=below(where, m.store) or "") for m in found]
+
+
+@in_reach
+def locate_unserved(path: str, s3: S3Section) -> Place | None:
+    """The store or run that *path* names, if no daemon on this machine serves it; else None.
+
+    A directory counts only if it, or one right in it, is a run.
+    """
+    where = _resolved(path)
+    if is_url(where):
+        is_one = not _serving(where)
+    else:
+        is_one = not (_mount_of(path, where) or _serving(where)) and _holds_runs(where)
+    return Place(store=where, run="", name="", mount=None, s3=s3) if is_one else None
+
+
+def _holds_runs(directory: str) -> bool:
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return False
+    paths = (os.path.join(directory, name, GATEWAY_DIR) for name in names)
+    return GATEWAY_DIR in names or any(os.path.isdir(path) for path in paths)
 
 
 @in_reach

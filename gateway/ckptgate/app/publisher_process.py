@@ -15,7 +15,12 @@ from ckptgate.app.config import Config
 from ckptgate.app.control import Control
 from ckptgate.engine.digest import start_workers
 from ckptgate.engine.publisher import Publisher
-from ckptgate_adapters.channels import PUBLISHER_SOCKET, ControlServer, DatagramReceiver
+from ckptgate_adapters.channels import (
+    PUBLISHER_SOCKET,
+    ControlServer,
+    DatagramInvalidations,
+    DatagramReceiver,
+)
 
 __all__ = ["LEFT_FILE", "run_publisher"]
 
@@ -33,7 +38,7 @@ def run_publisher(config: Config) -> int:
     start_workers()
     stop = threading.Event()
     parts = build_parts(config)
-    publisher = build_publisher(parts)
+    publisher = build_publisher(parts, DatagramInvalidations(config.spool))
     receiver = DatagramReceiver(config.spool, PUBLISHER_SOCKET)
 
     def wait(timeout_s: float) -> None:

@@ -34,6 +34,7 @@ __all__ = [
     "QueueStatus",
     "RunStatus",
     "StatusReport",
+    "run_status",
     "status",
     "torn_files",
     "why_hidden",
@@ -166,7 +167,7 @@ def status(
     pending = Counter(row.kind for row in spool.pending() if row.ino is not None)
     return StatusReport(
         attempts=tuple(_attempt(spool, row, membership, is_alive) for row in listed),
-        runs=tuple(_run(log) for log in sorted(logs.known(), key=lambda log: log.run)),
+        runs=tuple(run_status(log) for log in sorted(logs.known(), key=lambda log: log.run)),
         queue=QueueStatus(
             plain_ops=len(spool.plain_ops()),
             pending_whole=pending[PendingKind.WHOLE],
@@ -248,7 +249,8 @@ def torn_files(
     ]
 
 
-def _run(log: RunLog) -> RunStatus:
+def run_status(log: RunLog) -> RunStatus:
+    """One run as far as its log was read."""
     age_s = log.age_s()
 
     def read(state: RunState) -> RunStatus:

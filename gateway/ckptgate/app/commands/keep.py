@@ -1,15 +1,28 @@
-"""`gc`, `pin`, `unpin`: what is kept in the store and the spool, and what goes."""
+"""`gc`, `pin`, `unpin`: what is kept in the store and the spool, and what goes.
+
+A daemon does it where one serves the path here; else what a store alone allows is done.
+"""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from typing import Any, Final
 
+from ckptgate.app.addresses import split_address
 from ckptgate.app.asking import ask
+from ckptgate.app.commands.options import add_store_options, store_options
 from ckptgate.app.commands.output import add_json, human_bytes, print_json, print_rows
-from ckptgate.app.locate import locate_in_mount, locate_served
+from ckptgate.app.locate import (
+    Place,
+    locate_checkpoint,
+    locate_in_mount,
+    locate_served,
+    locate_unserved,
+)
 from ckptgate.app.registry import MountInfo, list_mounts
 from ckptgate.app.units import parse_seconds
+from ckptgate.app.unserved import pin_in, would_go
 from ckptgate.errors import ExitCode, MissingError, UsageError
 
 __all__ = ["add_commands"]
@@ -33,6 +46,7 @@ def add_commands(commands: Any) -> None:
         metavar="DURATION",
         help="instead of the configured one, such as 1h",
     )
+    add_store_options(gc)
     add_json(gc)
     gc.set_defaults(handler=_gc)
     for word, is_on, text in (
@@ -40,8 +54,9 @@ def add_commands(commands: Any) -> None:
         ("unpin", False, "keep it no longer"),
     ):
         pin = commands.add_parser(word, help=text)
-        pin.add_argument("path", metavar="PATH", help="in a mount, such as mnt/run1/step-100")
+        pin.add_argument("path", metavar="PATH", help="such as mnt/run1/step-100")
         pin.add_argument("--reason", default="", metavar="TEXT", help="stands in the run's log")
+        add_store_options(pin)
         add_json(pin)
         pin.set_defaults(handler=_pin, is_on=is_on)
 
@@ -57,6 +72,9 @@ def _gc(args: argparse.Namespace) -> int:
             request["grace_s"] = min(parse_seconds(args.grace), _FOREVER_S)
         except ValueError as exc:
             raise UsageError(str(exc), subject=args.grace, hint="--grace 24h") from exc
+    place = locate_unserved(args.path, store_options(args)) if args.path else None
+    if place is not None:
+        return _gc_unserved(args, place)
     mounts = list_mounts()
     if args.path:
         served = locate_served(args.path)
@@ -72,6 +90,27 @@ def _gc(args: argparse.Namespace) -> int:
         return ExitCode.OK
     for report in reports:
         _print(report)
+    return ExitCode.OK
+
+
+def _gc_unserved(args: argparse.Namespace, place: Place) -> int:
+    if not args.dry_run:
+        msg = f"no mount on this machine serves {place.store}"
+        hint = "mount it: only a daemon knows how long what is dead was so; --dry-run tells what is"
+        raise MissingError(msg, subject=args.path, hint=hint)
+    found = would_go(place)
+    report = {
+        "store": place.store,
+        "dry_run": True,
+        "files": sum(item.count for item in found),
+        "bytes": sum(item.size for item in found),
+        "removed": [dataclasses.asdict(item) for item in found],
+    }
+    if args.json:
+        print_json(report)
+        return ExitCode.OK
+    _print({"mountpoint": place.store, **report})
+    print("no daemon here serves it: each goes its grace after a daemon first saw it dead")
     return ExitCode.OK
 
 
@@ -94,9 +133,15 @@ def _print(report: dict[str, Any]) -> None:
 
 
 def _pin(args: argparse.Namespace) -> int:
-    place, mount = locate_in_mount(args.path)
-    request = {"op": "pin", "run": place.run, "name": place.name, "is_on": args.is_on}
-    found = ask(mount, {**request, "reason": args.reason})
+    s3 = store_options(args)
+    if locate_unserved(split_address(args.path)[0], s3) is not None:
+        place = locate_checkpoint(args.path, s3)
+        pin_in(place, is_on=args.is_on, reason=args.reason)
+        found = {"run": place.run, "name": place.name, "is_pinned": args.is_on}
+    else:
+        place, mount = locate_in_mount(args.path)
+        request = {"op": "pin", "run": place.run, "name": place.name, "is_on": args.is_on}
+        found = ask(mount, {**request, "reason": args.reason})
     if args.json:
         print_json(found)
     else:

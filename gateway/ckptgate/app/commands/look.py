@@ -10,16 +10,26 @@ from typing import Any, Final
 
 import msgspec
 
+from ckptgate.app.addresses import split_address
 from ckptgate.app.asking import ask
 from ckptgate.app.commands.checkpoint import committed, locate, log_of, record_at
 from ckptgate.app.commands.options import add_store_options, store_options
 from ckptgate.app.commands.output import add_json, human_bytes, print_json, print_rows
 from ckptgate.app.commands.watch import watch_status
-from ckptgate.app.locate import Place, Served, locate_run, serving
+from ckptgate.app.locate import (
+    Place,
+    Served,
+    locate_checkpoint,
+    locate_run,
+    locate_unserved,
+    serving,
+)
 from ckptgate.app.registry import list_mounts
+from ckptgate.app.sections import S3Section
+from ckptgate.app.unserved import overview_of
 from ckptgate.engine.manifests import load_manifest
 from ckptgate.engine.verify import verify_checkpoint
-from ckptgate.errors import CkptError, ErrorKind, ExitCode, UsageError
+from ckptgate.errors import CkptError, ErrorKind, ExitCode, MissingError, UsageError
 from ckptgate.model.documents import encode
 from ckptgate.ports.store import Store
 
@@ -32,10 +42,9 @@ _LINES_SHOWN: Final = 12
 def add_commands(commands: Any) -> None:
     """Add this module's commands."""
     status = commands.add_parser("status", help="what is under way, what is missing, who owes it")
-    status.add_argument(
-        "path", nargs="?", default="", metavar="PATH", help="in a mount or its store"
-    )
+    status.add_argument("path", nargs="?", default="", metavar="PATH", help="in a mount or a store")
     status.add_argument("--watch", action="store_true", help="live view")
+    add_store_options(status)
     add_json(status)
     status.set_defaults(handler=_status)
     ls = commands.add_parser("ls", help="the committed checkpoints of a run")
@@ -61,6 +70,9 @@ def add_commands(commands: Any) -> None:
 
 
 def _status(args: argparse.Namespace) -> int:
+    report = _unserved(args.path, store_options(args)) if args.path else None
+    if report is not None:
+        return _status_unserved(args, report)
     served = serving(args.path) if args.path else [Served(mount=m, below="") for m in list_mounts()]
     if args.watch and (args.json or not sys.stdout.isatty()):
         msg = "--watch needs a terminal and goes without --json"
@@ -77,6 +89,66 @@ def _status(args: argparse.Namespace) -> int:
     for report in () if args.json else reports:
         _print_report(report)
     return max((_status_code(report) for report in reports), default=ExitCode.OK)
+
+
+def _unserved(path: str, s3: S3Section) -> dict[str, Any] | None:
+    """What the store alone says of its runs, a run, or a checkpoint, if no daemon here serves it.
+
+    Raises:
+        MissingError: nothing was ever decided there.
+        CkptError: the store failed.
+    """
+    place = locate_unserved(path, s3)
+    nothing: MissingError | None = None
+    if place is not None:
+        try:
+            return {"store": place.store, **overview_of(place).to_json()}
+        except MissingError as exc:
+            nothing = exc
+    if locate_unserved(split_address(path)[0], s3) is not None:
+        one = locate_checkpoint(path, s3)
+        found = overview_of(one).to_json()
+        rows = [row for row in found["attempts"] if row["name"] == one.name]
+        if rows:
+            return {"store": one.store, **found, "attempts": rows}
+    if nothing is not None:
+        raise nothing
+    return None
+
+
+def _status_unserved(args: argparse.Namespace, report: dict[str, Any]) -> int:
+    if args.watch:
+        msg = f"no mount on this machine serves {report['store']}, so there is nothing to watch"
+        raise UsageError(msg, subject=args.path, hint=f"ckptgate status {args.path}")
+    if args.json:
+        print_json(report)
+    else:
+        _print_unserved(report)
+    return _status_code(report)
+
+
+def _print_unserved(report: dict[str, Any]) -> None:
+    print(f"store {report['store']}  (no daemon here serves it: what nodes have staged is unknown)")
+    for run in report["runs"]:
+        newest = f", newest {run['last_committed']}" if run["last_committed"] else ""
+        points = "".join(f", {name} -> {to}" for name, to in run["pointers"].items())
+        held = ", held" if run["is_held"] else ""
+        print(f"  {run['run'] or '/'}  {run['committed']} committed{newest}{points}{held}")
+        for name, why in run["quarantined"].items():
+            print(f"    {name} is quarantined: {why}")
+    for row in report["attempts"]:
+        where = os.path.join(str(row["run"]), str(row["name"]))
+        members = f"  members {', '.join(row['members'])}" if row["members"] else ""
+        print(f"  {where}  {row['state']}{members}")
+        _print_lines(row)
+
+
+def _print_lines(row: dict[str, Any]) -> None:
+    lines = [*([row["reason"]] if row["reason"] else []), *row["missing"]]
+    for line in lines[:_LINES_SHOWN]:
+        print(f"    {line}")
+    if len(lines) > _LINES_SHOWN:
+        print(f"    ... and {len(lines) - _LINES_SHOWN} more (--json has them)")
 
 
 def _reports(served: list[Served]) -> list[dict[str, Any]]:
@@ -154,11 +226,7 @@ def _print_report(report: dict[str, Any]) -> None:
         size = human_bytes(row["size_bytes"])
         where = os.path.join(str(row["run"]), str(row["name"]))
         print(f"  {where}  {row['state']}  {done}/{total} files in the store, {size}")
-        lines = [*([row["reason"]] if row["reason"] else []), *row["missing"]]
-        for line in lines[:_LINES_SHOWN]:
-            print(f"    {line}")
-        if len(lines) > _LINES_SHOWN:
-            print(f"    ... and {len(lines) - _LINES_SHOWN} more (--json has them)")
+        _print_lines(row)
     for event in report["events"]:
         print(f"  {event['at']} {event['kind']}: {event['subject']}: {event['detail']}")
 
