@@ -135,15 +135,15 @@ def _needs_a_guest(require):
 
 
 @pytest.mark.timeout(600)
-def test_nothing_that_was_promised_is_lost_when_the_power_goes(tmp_path: Path):
+def test_nothing_that_was_promised_is_lost_when_the_power_goes(disk_path: Path):
     """I11, I10: fsynced files and names are there, commits hold, the rest is refused loudly."""
-    cut_power_again_and_again(tmp_path, "ext4", 1, seed=1)
+    cut_power_again_and_again(disk_path, "ext4", 1, seed=1)
 
 
 @pytest.mark.full
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("file_system", ["ext4", "xfs", "btrfs"])
-def test_nothing_is_lost_by_many_power_losses(require, tmp_path: Path, file_system: str):
+def test_nothing_is_lost_by_many_power_losses(require, disk_path: Path, file_system: str):
     """I11, I10."""
     require(shutil.which(f"mkfs.{file_system}", path=PATH), f"not installed: mkfs.{file_system}")
-    cut_power_again_and_again(tmp_path, file_system, 8, seed=2)
+    cut_power_again_and_again(disk_path, file_system, 8, seed=2)

@@ -20,13 +20,13 @@ LIMIT_MIB = 64
 
 @pytest.mark.timeout(300)
 def test_a_used_up_quota_is_told_by_open_write_or_fsync_and_with_room_the_save_goes_on(
-    require, tmp_path: Path
+    require, disk_path: Path
 ) -> None:
     """I11: EDQUOT, never by close alone; what was written before is committed whole."""
     for name in ("linux.uml", "modprobe", "mkfs.xfs", "xfs_quota", "setpriv"):
         require(shutil.which(name, path=PATH), f"not installed: {name}")
     require(os.geteuid() == 0, "a guest with the host's root directory needs root")
-    script = tmp_path / "guest.sh"
+    script = disk_path / "guest.sh"
     script.write_text(
         f"export PYTHON={sys.executable} REPOSITORY={REPOSITORY} PYTHONDONTWRITEBYTECODE=1\n"
         f"LIMIT_MIB={LIMIT_MIB}\ncd {REPOSITORY}\n. {HERE}/guest.sh\n"

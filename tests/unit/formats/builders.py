@@ -32,11 +32,11 @@ class MemoryTree:
 
 
 def torch_file(value: Any = None) -> bytes:
-    """As torch.save writes a value without tensors."""
+    """As torch.save writes a value without tensors; the same bytes whatever the time."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
-        archive.writestr("archive/data.pkl", pickle.dumps(value, protocol=2))
-        archive.writestr("archive/version", "3\n")
+        archive.writestr(zipfile.ZipInfo("archive/data.pkl"), pickle.dumps(value, protocol=2))
+        archive.writestr(zipfile.ZipInfo("archive/version"), "3\n")
     return out.getvalue()
 
 

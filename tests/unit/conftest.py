@@ -1,0 +1,7 @@
+"""These tests sync thousands of files, and none is about a disk: they have theirs in memory."""
+
+from __future__ import annotations
+
+from tests.in_memory import tmp_path, tmp_path_factory
+
+__all__ = ["tmp_path", "tmp_path_factory"]
