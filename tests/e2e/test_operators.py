@@ -113,6 +113,19 @@ def test_no_command_waits_for_a_daemon_that_is_stopped(
     assert main(["commit", str(path), "--all", "--wait", "--timeout", "30"]) == 0
 
 
+def test_a_mount_that_may_goes_before_what_keeps_the_cpus_busy(node: Gateway, require):
+    require(os.geteuid() == 0, "a higher priority needs root")
+    priorities = {
+        kind: {
+            os.getpriority(os.PRIO_PROCESS, int(thread))
+            for thread in os.listdir(f"/proc/{node.child(kind)}/task")
+        }
+        for kind in ("mount", "publisher")
+    }
+    assert priorities["mount"] == {-10}
+    assert min(priorities["publisher"]) == 0
+
+
 def test_a_daemon_that_does_not_answer_is_waited_for_no_longer_than_that():
     """Whatever it is that keeps a look into a mount."""
     reader, writer = os.pipe()
