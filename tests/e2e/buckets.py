@@ -88,6 +88,37 @@ class BucketCluster:
         """A command of somebody who may use the bucket; run in this process, as many are."""
         return run_here(*words, env=self.env | more)
 
+    def address(self, path: str) -> str:
+        """How a command is told a path in the store."""
+        return f"{self.url}/{path}"
+
+    def names(self, path: str) -> list[str]:
+        """What somebody without a mount finds in a directory, but the gateway's own."""
+        below = {key[len(path) + 1 :].partition("/")[0] for key in self.below.keys(f"{path}/")}
+        return sorted(below - {"", ".ckptgate"})
+
+    def shown(self, path: str) -> dict[str, bytes]:
+        """The files that such a one finds under a checkpoint's name; nothing where it isn't."""
+        run, _, name = path.rpartition("/")
+        manifest = f"{path}/.ckptgate/manifest.json"
+        if manifest not in self.below.keys(manifest):
+            return {}
+        files = self.proved(run, name)
+        links = {
+            entry["path"]: os.path.normpath(f"{os.path.dirname(entry['path'])}/{entry['target']}")
+            for entry in self.published(run, name)["entries"]
+            if entry["type"] == "symlink"
+        }
+        return files | {link: files[to.lstrip("/")] for link, to in links.items()}
+
+    def pointer(self, path: str) -> str:
+        """What a pointer says to such a one, "" where there is none."""
+        return self.plain(path).decode().rstrip("\n")
+
+    def plain(self, path: str) -> bytes:
+        """The bytes of a plain file, b"" where there is none."""
+        return self.below.read(path) if path in self.below.keys(path) else b""
+
     def committed(self, run: str) -> list[str]:
         """Names of the committed checkpoints, oldest first, as the store's log says."""
         done = self.cli("ls", f"{self.url}/{run}", "--json")
@@ -102,14 +133,14 @@ class BucketCluster:
 
     def published(self, run: str, name: str) -> dict[str, Any]:
         """The manifest where somebody without ckptgate finds it."""
-        return json.loads(self.below.read(f"{run}/{name}/.ckptgate/manifest.json"))
+        return json.loads(self.below.read(f"{_in(run)}{name}/.ckptgate/manifest.json"))
 
     def proved(self, run: str, name: str) -> dict[str, bytes]:
         """I1: each file that the published manifest names, read by boto3 and compared with it."""
         found: dict[str, bytes] = {}
         for entry in self.published(run, name)["entries"]:
             if entry["type"] == "file":
-                data = self.below.read(f"{run}/{entry['key']}")
+                data = self.below.read(f"{_in(run)}{entry['key']}")
                 assert len(data) == entry["size"], entry
                 assert blake3.blake3(data).hexdigest() == entry["digest"], entry
                 found[entry["path"]] = data
@@ -118,6 +149,11 @@ class BucketCluster:
     def logs(self) -> str:
         """All daemons' logs, for a failing test."""
         return "\n".join(f"--- {node.name}\n{node.log()[-6000:]}" for node in self.nodes)
+
+
+def _in(run: str) -> str:
+    """What keys in a run begin with."""
+    return f"{run}/" if run else ""
 
 
 @contextlib.contextmanager

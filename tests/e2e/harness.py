@@ -155,6 +155,32 @@ class Cluster:
         self.store.mkdir()
         self.nodes = [Gateway(base, f"node{i + 1}", self.store, config) for i in range(nodes)]
 
+    def address(self, path: str) -> str:
+        """How a command is told a path in the store."""
+        return str(self.store / path)
+
+    def cli(self, *words: str | Path) -> Any:
+        """A command of somebody who may read the store."""
+        return cli(*words)
+
+    def names(self, path: str) -> list[str]:
+        """What somebody without a mount finds in a directory, but the gateway's own."""
+        return sorted(name for name in os.listdir(self.store / path) if name != ".ckptgate")
+
+    def shown(self, path: str) -> dict[str, bytes]:
+        """The files that such a one finds under a checkpoint's name; nothing where it isn't."""
+        return tree(self.store / path)
+
+    def pointer(self, path: str) -> str:
+        """What a pointer says to such a one, "" where there is none."""
+        there = self.store / path
+        return os.readlink(there) if os.path.islink(there) else ""
+
+    def plain(self, path: str) -> bytes:
+        """The bytes of a plain file, b"" where there is none."""
+        there = self.store / path
+        return there.read_bytes() if there.exists() else b""
+
     def committed(self, run: str) -> list[str]:
         """Names of the committed checkpoints, oldest first."""
         done = cli("ls", self.store / run, "--json")
