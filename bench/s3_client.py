@@ -68,6 +68,30 @@ def _ours_put(job: Job) -> Callable[[], None]:
     return act
 
 
+def _ours_get(job: Job) -> Callable[[], None]:
+    """`ckptgate export`: all of a checkpoint, whose folder the keys name."""
+    from ckptgate.engine.export import export_directory
+    from ckptgate.engine.manifests import load_manifest
+    from ckptgate.engine.verify import fold_log
+    from ckptgate_adapters.s3_store import S3Options, S3Store
+
+    (folder,) = {key.rpartition("/")[0] for key in job.files}
+    (target,) = {str(Path(path).parent) for path in job.files.values()}
+    prefix, _, name = folder.rpartition("/")
+    options = S3Options(endpoint_url=job.endpoint, path_style=True)
+    store = S3Store(f"s3://{BUCKET}/{prefix}", options)
+    store.children("nothing")
+
+    def act() -> None:
+        state = fold_log(store, "")
+        attempt = state.current[name]
+        manifest = load_manifest(store, "", attempt, state.attempts[attempt].manifest)
+        export_directory(store, "", manifest, target, may_replace=False)
+        store.close()
+
+    return act
+
+
 def _boto3(endpoint: str) -> tuple[Any, Any]:
     """A client and its settings for transfers, the fastest with a checksum."""
     import boto3
@@ -165,6 +189,7 @@ def _s3fs_get(job: Job) -> Callable[[], None]:
 
 CLIENTS: dict[str, Callable[[Job], Callable[[], None]]] = {
     "ours_put": _ours_put,
+    "ours_get": _ours_get,
     "boto3_put": _boto3_put,
     "boto3_get": _boto3_get,
     "obstore_put": _obstore_put,

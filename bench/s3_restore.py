@@ -1,8 +1,10 @@
-"""Restore of a checkpoint that is in a bucket only, through a mount whose spool is empty.
+"""Restore of a checkpoint that is in a bucket only.
 
-What is timed is from the first open until the last byte was read, in 1 MiB calls, by a process for
-each file; every chunk is compared with its digest on the way. Beside it, other clients copy as many
-bytes of the same server to files in the same place, and check what they check.
+First to files: `ckptgate export` beside other clients that copy as many bytes of the same server
+to files in the same place. Then into the memory of those who want it, a process for each file, in
+1 MiB calls: through a mount whose spool is empty, from the first open to the last byte; beside it,
+other clients copy the files, and then they are read. The gateway compares all with the digests on
+the way, the others check what they check.
 """
 
 from __future__ import annotations
@@ -11,15 +13,16 @@ import filecmp
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from bench import machine, mounts
-from bench.clients import together, workers
+from bench.clients import Worker, together, workers
 from bench.pairs import alternate
 from bench.plan import MIB, Plan
 from bench.report import Figure
@@ -79,24 +82,28 @@ class _Restore:
             paths = [mount.path / "step-1" / f"f{n}" for n in range(self.count)]
             assert all(path.stat().st_size == self.size for path in paths)
             before = sum(map(machine.cpu_s, mount.processes))
-            requests = [
-                (client, {"op": "read", "path": path, "call": MIB})
-                for client, path in zip(clients, paths, strict=True)
-            ]
-            seconds = together(requests)
+            seconds = _read(clients, paths)
             used = sum(map(machine.cpu_s, mount.processes)) - before
             self._compare(paths)
             peak = max(map(machine.anonymous_mb, mount.processes))
             return Cost(seconds=seconds, cpu_s=used, peak_mb=peak)
 
-    def by(self, side: Side) -> Callable[[], Cost]:
-        """Copy the plain objects to new files."""
+    def by(self, side: Side, *, folder: str = "", is_read: bool = False) -> Callable[[], Cost]:
+        """Copy the objects of *folder*, else the plain ones, to new files; read these where asked.
+
+        What reading costs is the readers' own, so only its time counts.
+        """
+        folder = folder or f"plain-{self.count}"
 
         def measure() -> Cost:
-            with mounts.scratch(self.base) as local:
+            with mounts.scratch(self.base) as local, workers(self.count) as clients:
+                (local / "out").mkdir()
                 machine.fault_in(2 * self.count * self.size)
-                files = {f"plain-{self.count}/f{n}": local / f"f{n}" for n in range(self.count)}
+                files = {f"{folder}/f{n}": local / "out" / f"f{n}" for n in range(self.count)}
                 cost = side.move(files)
+                if is_read:
+                    seconds = cost.seconds + _read(clients, list(files.values()))
+                    cost = replace(cost, seconds=seconds)
                 self._compare(list(files.values()))
                 return cost
 
@@ -120,18 +127,42 @@ def run(plan: Plan) -> Iterator[Figure]:
         null_server(content_file(base / "content", plan.sizes.stream)) as server,
         mock.patch.dict(os.environ, {**CREDENTIALS, "AWS_ENDPOINT_URL": server.endpoint}),
     ):
-        others = _others(server, digests_of(base / "content"), is_tiny=plan.sizes.pairs == 1)
-        names = ["ckptgate", *(side.name for side in others)]
+        digests = digests_of(base / "content")
+        ours = python_side("ckptgate", "ours_get", server, digests)
+        others = _others(server, digests, is_tiny=plan.sizes.pairs == 1)
+        limited = [side for side in others if side.name in LIMITS]
         for count in plan.sizes.in_flight:
             restore = _Restore(server, base, base / "content", count)
             restore.prepare()
-            measured = [restore.through_the_mount, *map(restore.by, others)]
-            costs = alternate(measured, plan.sizes.pairs)
+            race = partial(
+                Race,
+                subject="s3_restore",
+                total=count * plan.sizes.stream,
+                limits=LIMITS,
+            )
             what = f"{count} x {plan.sizes.stream // MIB} MiB"
-            total = count * plan.sizes.stream
-            yield from Race(
-                subject="s3_restore", what=what, total=total, names=names, limits=LIMITS
-            ).figures(costs)
+            copies = [restore.by(ours, folder=f"{restore.prefix}/step-1")]
+            copies += map(restore.by, others)
+            names = [ours.name, *(side.name for side in others)]
+            yield from race(what=f"{what} to files", names=names).figures(
+                alternate(copies, plan.sizes.pairs)
+            )
+            reads = [restore.through_the_mount]
+            reads += [restore.by(side, is_read=True) for side in limited]
+            names = [ours.name, *(side.name for side in limited)]
+            yield from race(what=f"{what} read", names=names).figures(
+                alternate(reads, plan.sizes.pairs)
+            )
+
+
+def _read(clients: Sequence[Worker], paths: Sequence[Path]) -> float:
+    """Each client reads a file of these; seconds until all are done."""
+    return together(
+        [
+            (client, {"op": "read", "path": path, "call": MIB})
+            for client, path in zip(clients, paths, strict=True)
+        ]
+    )
 
 
 def _others(server: NullServer, digests: dict[str, Any], *, is_tiny: bool) -> list[Side]:
