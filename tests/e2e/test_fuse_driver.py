@@ -713,6 +713,18 @@ def test_without_the_right_to_pass_through_the_server_moves_the_bytes(tmp_path: 
         assert toy.counts()["WRITE"] >= 2
 
 
+@pytest.mark.skipif(not os.access("/sys/class/bdi", os.W_OK), reason="needs a writable /sys")
+def test_what_does_not_pass_through_is_read_in_large_requests(tmp_path: Path) -> None:
+    """The kernel's own default asks for 128 KiB at once."""
+    if shutil.which("setpriv") is None:
+        pytest.skip("no setpriv")
+    with mounted(tmp_path, is_unprivileged=True) as toy:
+        data = os.urandom(8 << 20)
+        (toy.mnt / "f").write_bytes(data)
+        assert (toy.mnt / "f").read_bytes() == data
+        assert 8 <= toy.counts()["READ"] <= 12
+
+
 def test_an_unprivileged_server_mounts_with_the_helper(tmp_path: Path) -> None:
     """By fusermount3, where the kernel refuses mount(2)."""
     need_mount()

@@ -46,6 +46,7 @@ _UMOUNT_NOFOLLOW: Final = 8
 _HELPER_TIMEOUT_S: Final = 30.0
 _DEVICE: Final = "/dev/fuse"
 _CONNECTIONS: Final = "/sys/fs/fuse/connections"
+_BACKING_DEVICES: Final = "/sys/class/bdi"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -79,12 +80,31 @@ def mount(mountpoint: str, options: MountOptions | None = None) -> int:
     options = options or MountOptions()
     path = os.path.realpath(mountpoint)
     try:
-        return _mount_directly(path, options)
+        fd = _mount_directly(path, options)
     except PermissionError as exc:
         _log.debug("mount-needs-helper mountpoint=%s reason=%s", path, exc)
+        return _mount_by_helper(path, options)
     except OSError as exc:
         raise _cannot_mount(path, exc) from exc
-    return _mount_by_helper(path, options)
+    _widen_readahead(path, options.max_read)
+    return fd
+
+
+def _widen_readahead(path: str, size: int) -> None:
+    """Have the kernel read as much at once as one READ may ask for; by default it is 128 KiB.
+
+    Who reads a file that doesn't pass through then costs an eighth of the requests. Only root may
+    say so, and only where /sys can be written; all works without.
+    """
+    device = _device_of(path)
+    if device is None:
+        return
+    where = f"{_BACKING_DEVICES}/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
+    try:
+        with open(where, "w", encoding="ascii") as file:
+            file.write(str(size // 1024))
+    except OSError as exc:
+        _log.info("readahead-left-narrow mountpoint=%s reason=%s", path, exc.strerror)
 
 
 def _cannot_mount(path: str, exc: OSError) -> UnusableError:
@@ -212,6 +232,12 @@ def unmount(mountpoint: str, *, lazy: bool = False) -> None:
 
 def connection_of(mountpoint: str) -> int | None:
     """The number of the mount's connection in /sys/fs/fuse/connections; None if not mounted."""
+    found = _device_of(mountpoint)
+    return None if found is None else os.minor(found) | (os.major(found) << 20)
+
+
+def _device_of(mountpoint: str) -> int | None:
+    """Device number of the FUSE mount there; None if there is none."""
     path = _absolute(mountpoint)
     found: int | None = None
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
@@ -223,7 +249,7 @@ def connection_of(mountpoint: str) -> int | None:
             # The last line is the mount on top.
             major, minor = (int(part) for part in fields[2].split(":"))
             found = os.makedev(major, minor) if is_fuse else None
-    return None if found is None else os.minor(found) | (os.major(found) << 20)
+    return found
 
 
 def _unescape(field: str) -> str:
