@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 from typing import Final
 
 import blake3
@@ -18,7 +19,9 @@ from ckptgate_adapters.posix_store import syscalls
 __all__ = ["copy_bytes", "copy_checked"]
 
 _RANGE_BYTES: Final = 256 * 1024 * 1024
-_BUFFER_BYTES: Final = 4 * 1024 * 1024
+_BUFFER_BYTES: Final = 256 * 1024
+"""Through memory that is used again, and stays in the CPU's cache: 4 MiB at a time, each in fresh
+memory, took five times as long."""
 _NO_CLONE: Final = frozenset({
     errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EPERM,
     errno.EACCES, errno.EBADF, errno.ETXTBSY, errno.EISDIR,
@@ -47,13 +50,21 @@ def copy_bytes(source_fd: int, fd: int, size: int, subject: str) -> None:
 
 def _copy_range(source_fd: int, fd: int, start: int, end: int, subject: str) -> None:
     done = _copy_in_kernel(source_fd, fd, start, end)
-    while done < end:
-        part = os.pread(source_fd, min(_BUFFER_BYTES, end - done), done)
-        if not part:
-            raise _short(subject, end, done)
+    if done < end:
         os.lseek(fd, done, os.SEEK_SET)
-        syscalls.write(fd, part)
-        done += len(part)
+        for part in _parts(source_fd, done, end, subject):
+            syscalls.write(fd, part)
+
+
+def _parts(source_fd: int, start: int, end: int, subject: str) -> Iterator[memoryview]:
+    """The bytes from *start* to *end*; each part is valid until the next one is asked for."""
+    buffer = memoryview(bytearray(min(_BUFFER_BYTES, end - start)))
+    while start < end:
+        count = os.preadv(source_fd, [buffer[: end - start]], start)
+        if count == 0:
+            raise _short(subject, end, start)
+        yield buffer[:count]
+        start += count
 
 
 def copy_checked(source_fd: int, fd: int, size: int, digest: str, subject: str) -> None:
@@ -62,14 +73,9 @@ def copy_checked(source_fd: int, fd: int, size: int, digest: str, subject: str) 
     For a source whose own pages can't be trusted any more, because an fsync of it failed.
     """
     hasher = blake3.blake3()
-    done = 0
-    while done < size:
-        part = os.pread(source_fd, min(_BUFFER_BYTES, size - done), done)
-        if not part:
-            raise _short(subject, size, done)
+    for part in _parts(source_fd, 0, size, subject):
         hasher.update(part)
         syscalls.write(fd, part)
-        done += len(part)
     if hasher.hexdigest() != digest:
         msg = f"{subject!r} no longer has the bytes that were digested"
         raise IntegrityError(msg, subject=subject)

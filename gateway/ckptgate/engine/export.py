@@ -18,6 +18,7 @@ from typing import Final
 
 import blake3
 
+from ckptgate.engine.disk import write_at
 from ckptgate.engine.each_file import for_each_file
 from ckptgate.engine.ranges import Ranges
 from ckptgate.errors import (
@@ -211,9 +212,7 @@ def fetch_file(ranges: Ranges, key: str, entry: FileEntry, fd: int) -> None:
     hasher = blake3.blake3()
 
     def keep(offset: int, view: memoryview) -> None:
-        while view:
-            written = os.pwrite(fd, view, offset)
-            view, offset = view[written:], offset + written
+        write_at(fd, view, offset)
 
     with contextlib.closing(ranges.read(key, [(0, entry.size)], keep)) as pieces:
         for piece in pieces:

@@ -24,6 +24,7 @@ import blake3
 
 from ckptgate.engine.chunks import Chunk, ChunkDigests, chunk_of, chunk_range
 from ckptgate.engine.claims import Claims
+from ckptgate.engine.disk import write_at
 from ckptgate.engine.events import Events
 from ckptgate.engine.ranges import Ranges
 from ckptgate.engine.readahead import ReadAhead
@@ -266,7 +267,7 @@ class Fetcher:
         spans = [(chunk.offset, chunk.length) for chunk in chunks]
 
         def keep(offset: int, piece: memoryview) -> None:
-            _write_all(fd, piece, offset)
+            write_at(fd, piece, offset)
 
         return self._ranges.read(row.key, spans, keep)
 
@@ -385,9 +386,3 @@ def _missing(row: FileRow, wanted: Iterable[int]) -> list[int]:
     if row.local is LocalBytes.FULL:
         return []
     return [index for index in wanted if not (row.have and row.have[index])]
-
-
-def _write_all(fd: int, view: memoryview, offset: int) -> None:
-    while view:
-        written = os.pwrite(fd, view, offset)
-        view, offset = view[written:], offset + written

@@ -14,7 +14,7 @@ __all__ = ["copy_file", "data_ranges", "make_file"]
 
 _FICLONE = 0x40049409
 _PIECE_BYTES = 64 * 1024 * 1024
-_READ_BYTES = 1024 * 1024
+_READ_BYTES = 256 * 1024
 _NO_HOLES = {errno.EINVAL, errno.EOPNOTSUPP}
 _NO_CLONE = {errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS}
 
@@ -98,8 +98,9 @@ def _copy_range(source_fd: int, target_fd: int, start: int, end: int) -> None:
 
 
 def _read_write(source_fd: int, target_fd: int, offset: int, end: int) -> None:
-    while data := os.pread(source_fd, min(_READ_BYTES, end - offset), offset):
-        view = memoryview(data)
+    buffer = memoryview(bytearray(min(_READ_BYTES, end - offset)))
+    while count := os.preadv(source_fd, [buffer[: end - offset]], offset):
+        view = buffer[:count]
         while view:
             written = os.pwrite(target_fd, view, offset)
             offset += written
