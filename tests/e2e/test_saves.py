@@ -258,6 +258,19 @@ def test_deleting_a_committed_checkpoint(made: Made):
         assert (node.mnt / "step-2").exists()
 
 
+def test_a_reader_of_what_is_only_in_the_store_goes_on_over_a_killed_mount(made: Made):
+    """I8: the successor knows of a descriptor, and not yet that its bytes are missing here."""
+    with made(nodes=2) as c:
+        one, two = c.nodes
+        (one.mnt / "step-1").mkdir()
+        (one.mnt / "step-1/a").write_bytes(b"a" * 300_000)
+        assert c.cli("commit", one.mnt / "step-1", "--all").returncode == 0
+        until("the name", lambda: (two.mnt / "step-1/a").exists())
+        with (two.mnt / "step-1/a").open("rb", buffering=0) as stream:
+            two.kill("mount")
+            assert stream.read(300_000) == b"a" * 300_000
+
+
 @pytest.mark.full
 def test_a_node_that_was_killed_goes_on_at_its_next_mount(made: Made):
     """I10, I11: kill -9 of all its processes while the other rank hasn't begun."""

@@ -15,7 +15,7 @@ from tests.s3.faults import answer, edit_reply, edit_request, error_before
 from tests.s3.servers import Bucket, Server
 from tests.s3.wire import Kind, Reply
 
-from ckptgate.errors import CkptError, FormatVersionError, UnusableError
+from ckptgate.errors import CkptError, ConfigError, FormatVersionError, UnusableError
 from ckptgate_adapters.s3_store import S3Options, S3Store
 
 Make = Callable[..., S3Store]
@@ -154,6 +154,32 @@ def test_a_bucket_that_is_not_there_and_an_endpoint_that_does_not_answer(make: M
     assert "there is no bucket 'there-is-no-such-bucket'" in str(refusal)
     refusal = _refusal(make(endpoint_url="http://127.0.0.1:9"))
     assert "can't be reached" in str(refusal)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"endpoint_url": "http://my_host:9000"}, "Invalid endpoint: http://my_host:9000"),
+        ({"endpoint_url": "http://[::1"}, "Invalid IPv6 URL"),
+        ({"endpoint_url": "http://127.0.0.1:99999"}, "not a valid URI"),
+        ({"region": "us east"}, "us east"),
+        ({"ca_bundle": "/no/such.pem"}, "'/no/such.pem' is not there"),
+    ],
+)
+def test_what_the_client_cannot_work_with_is_told(
+    make: Make, options: dict[str, str], said: str
+) -> None:
+    """I13."""
+    with pytest.raises((ConfigError, UnusableError)) as raised:
+        make(**options).probe()
+    assert said in str(raised.value)
+    assert raised.value.hint
+
+
+def test_a_prefix_that_leaves_no_room_for_keys_is_refused(make: Make, mini_bucket: Bucket) -> None:
+    """I13: at the mount, not at the first save."""
+    prefix = "/".join(["p" * 200] * 2)
+    assert "401 bytes, at most 400" in str(_refusal(make(f"{mini_bucket.url}/{prefix}")))
 
 
 def test_an_endpoint_that_is_not_s3_is_told(make: Make) -> None:

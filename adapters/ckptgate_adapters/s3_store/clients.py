@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import botocore.handlers
 import s3fs
+from botocore.exceptions import BotoCoreError
 
+from ckptgate.errors import ConfigError
 from ckptgate_adapters.s3_store.location import S3Options
 
 __all__ = ["Client", "Clients"]
@@ -23,6 +26,10 @@ _RENEW_S: Final = 30.0
 """Between two looks for other credentials: making a client takes a tenth of a second."""
 _EXPECT: Final[Any] = cast("Any", botocore.handlers).add_expect_header
 _CONTROL_CONNECTIONS: Final = 4
+
+_HOST_HINT: Final = (
+    "--endpoint-url https://HOST[:PORT]; a host's name has letters, digits, dots and hyphens"
+)
 
 _log = logging.getLogger(__name__)
 
@@ -94,9 +101,17 @@ class Clients:
         return client.is_refused and _now_s() - client.since_s >= _RENEW_S
 
     async def _renew(self) -> None:
-        fs = _file_system(self._options)
-        await fs.set_session()
-        api = await fs.get_s3()
+        _check_bundle(self._options)
+        try:
+            fs = _file_system(self._options)
+            await fs.set_session()
+            api = await fs.get_s3()
+        except BotoCoreError:
+            raise
+        except ValueError as exc:
+            # What isn't an error of the client's own: the name of a host that it doesn't take.
+            msg = f"the service can't be spoken to as it is configured: {exc}"
+            raise ConfigError(msg, subject="s3", hint=_HOST_HINT) from exc
         # With it, each part would wait for a round trip before its first byte.
         api.meta.events.unregister("before-call.s3", _EXPECT)
         old, self._current = self._current, Client(fs=fs, api=api, since_s=_now_s())
@@ -107,6 +122,14 @@ class Clients:
             self._retired.append(old)
         else:
             await _close(old)
+
+
+def _check_bundle(options: S3Options) -> None:
+    """The client says of a file that isn't there only that some file isn't."""
+    bundle = options.ca_bundle or os.environ.get("AWS_CA_BUNDLE", "")
+    if bundle and not os.path.exists(bundle):
+        msg = f"the file of certificates {bundle!r} is not there"
+        raise ConfigError(msg, subject="s3", hint="s3.ca_bundle, or AWS_CA_BUNDLE")
 
 
 def _now_s() -> float:

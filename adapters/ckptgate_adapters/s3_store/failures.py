@@ -260,7 +260,8 @@ def from_transport(exc: Exception, operation: str, subject: str) -> CkptError:
         return UnusableError(msg, subject=subject, hint=hint)
     if isinstance(exc, (*_TRANSPORT, ResponseParserError)):
         return TransientStoreError(msg, subject=subject)
-    return UnusableError(msg, subject=subject)
+    hint = "check the endpoint, the region and the profile"
+    return UnusableError(msg, subject=subject, hint=hint)
 
 
 @contextmanager

@@ -36,6 +36,8 @@ from ckptgate_adapters.s3_store.trust import Trust
 
 __all__ = ["Probe"]
 
+_PREFIX_BYTES_MAX: Final = 400
+"""What a checkpoint with a name of 240 bytes, in the root, leaves of S3's 1024."""
 _RACES: Final = 2
 _RACERS: Final = 2
 _STALE: Final = datetime.timedelta(hours=1)
@@ -69,6 +71,7 @@ class Probe:
             UnusableError: the message says what it lacks, the hint the remedy.
             FormatVersionError: written by another version.
         """
+        self._check_room()
         try:
             await self._reach()
             await self._check_format()
@@ -88,6 +91,15 @@ class Probe:
             msg = f"the credentials for {self._url!r} aren't allowed: {lacking}"
             hint = f"allow {lacking} below {self._start.removesuffix('probe-')!r}"
             raise UnusableError(msg, subject=self._url, hint=hint, errno_value=errno.EACCES)
+
+    def _check_room(self) -> None:
+        """A key has but so many bytes, and what is put below the prefix takes its part."""
+        size = len(self._session.location.prefix.encode())
+        if size > _PREFIX_BYTES_MAX:
+            msg = f"the prefix of {self._url!r} has {size} bytes, at most {_PREFIX_BYTES_MAX} do"
+            raise UnusableError(
+                msg, subject=self._url, hint="s3://BUCKET/PREFIX with a shorter one"
+            )
 
     @asynccontextmanager
     async def _allowed(self, operation: str) -> AsyncGenerator[None]:

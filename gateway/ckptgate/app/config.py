@@ -24,6 +24,7 @@ from ckptgate.app.sections import (
     Strict,
 )
 from ckptgate.errors import ConfigError, UsageError
+from ckptgate.model.layout import GATEWAY_DIR
 from ckptgate.ports.store import VerifyMode
 
 __all__ = [
@@ -193,6 +194,9 @@ def make_config(
         msg = "no store is given"
         raise UsageError(msg, hint="ckptgate mount STORE MOUNTPOINT, or `store` in the file")
     root = store_address(chosen)
+    if GATEWAY_DIR in root.split("/"):
+        msg = f"{root} is in ckptgate's own directory of a store"
+        raise UsageError(msg, subject=root, hint=f"mount {root.partition(f'/{GATEWAY_DIR}')[0]}")
     where = os.path.abspath(mountpoint)
     section = s3 or file.s3
     identity = store_identity(root, section.endpoint_url)

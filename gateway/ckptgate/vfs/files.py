@@ -139,10 +139,10 @@ def _place_visible(
     assert node.file is not None
     row = _handle_row(ctx, who, node.ino, node.file)
     ctx.spool.create_file(parent.ino, name, node, row)
-    _keep(ctx, row, node, fd, is_writer=True)
+    opened = _keep(ctx, row, node, fd, is_complete=True, is_writer=True)
     if parent.attempt is None:
         ctx.wake()
-    return Opened(fh=row.fh, fd=fd, is_complete=True)
+    return opened
 
 
 def open_file(ctx: Context, caller: Caller, ino: int, flags: int) -> Opened:
@@ -177,8 +177,7 @@ def open_file(ctx: Context, caller: Caller, ino: int, flags: int) -> Opened:
 def _open_to_read(ctx: Context, node: NodeRow) -> Opened:
     if node.file is None:
         with ctx.change():
-            opened = _add_handle(ctx, None, node, None, -1)
-        return dataclasses.replace(opened, is_direct=_is_small(node))
+            return _add_handle(ctx, None, node, None, -1)
     file = file_of(ctx, node)
     if _has_successor(ctx, node, file):
         msg = f"node {node.ino} was replaced when its checkpoint was committed"
@@ -191,13 +190,13 @@ def _open_to_read(ctx: Context, node: NodeRow) -> Opened:
             if is_complete and node.size and file_of(ctx, node).local is not file.local:
                 # Given up to make room: its bytes may not be passed through beside fetched ones.
                 is_complete = False
-            opened = _add_handle(ctx, None, node, file.file, fd)
+            opened = _add_handle(ctx, None, node, file.file, fd, is_complete=is_complete)
     except BaseException:
         os.close(fd)
         raise
     # Pages of a copy that was let go may be those that somebody changed.
     keep = is_decided(ctx, node) and (is_complete or file.local is not LocalBytes.FULL)
-    return Opened(fh=opened.fh, fd=fd, is_complete=is_complete, keep_cache=keep)
+    return dataclasses.replace(opened, keep_cache=keep)
 
 
 def _has_successor(ctx: Context, node: NodeRow, file: FileRow) -> bool:
@@ -227,13 +226,18 @@ def _read_descriptor(ctx: Context, node: NodeRow, file: FileRow) -> tuple[int, b
 
 
 def _add_handle(
-    ctx: Context, writer: Who | None, node: NodeRow, file: int | None, fd: int
+    ctx: Context,
+    writer: Who | None,
+    node: NodeRow,
+    file: int | None,
+    fd: int,
+    *,
+    is_complete: bool = True,
 ) -> Opened:
     """Note an open handle, of a writer or a reader (None); inside a change."""
     row = _handle_row(ctx, writer, node.ino, NO_FILE if file is None else file)
     ctx.spool.add_handle(row)
-    _keep(ctx, row, node, fd, is_writer=writer is not None)
-    return Opened(fh=row.fh, fd=fd, is_complete=fd >= 0)
+    return _keep(ctx, row, node, fd, is_complete=is_complete, is_writer=writer is not None)
 
 
 def _handle_row(ctx: Context, writer: Who | None, ino: int, file: int) -> HandleRow:
@@ -249,11 +253,29 @@ def _handle_row(ctx: Context, writer: Who | None, ino: int, file: int) -> Handle
     )
 
 
-def _keep(ctx: Context, row: HandleRow, node: NodeRow, fd: int, *, is_writer: bool) -> None:
-    path = node.plain_path or ""
-    handle = OpenFile(row=row, fd=fd, plain_path=path, is_writer=is_writer)
-    handle.is_small = row.file == NO_FILE and _is_small(node)
+def _keep(
+    ctx: Context, row: HandleRow, node: NodeRow, fd: int, *, is_complete: bool, is_writer: bool
+) -> Opened:
+    handle = OpenFile(
+        row=row,
+        fd=fd,
+        is_complete=is_complete and fd >= 0,
+        plain_path=node.plain_path or "",
+        is_writer=is_writer,
+        is_small=row.file == NO_FILE and _is_small(node),
+    )
     ctx.memory.files.add(handle)
+    return _opened(handle)
+
+
+def _opened(handle: OpenFile) -> Opened:
+    """What is said of it, also to a driver that took it over."""
+    return Opened(
+        fh=handle.row.fh,
+        fd=handle.fd,
+        is_complete=handle.is_complete,
+        is_direct=handle.is_small,
+    )
 
 
 def _is_small(node: NodeRow) -> bool:
@@ -265,7 +287,7 @@ def reopen(ctx: Context, fh: int) -> Opened | None:
     """A descriptor for a handle that a predecessor of this process had opened; None: unknown."""
     known = ctx.memory.files.get(fh)
     if known is not None:
-        return Opened(fh=fh, fd=known.fd, is_complete=known.fd >= 0, is_direct=known.is_small)
+        return _opened(known)
     row = ctx.spool.handle(fh)
     node = None if row is None else ctx.spool.node(row.ino)
     if row is None or node is None:
@@ -280,9 +302,7 @@ def reopen(ctx: Context, fh: int) -> Opened | None:
         fd, is_complete = os.open(ctx.spool.data_path(file.file), _WRITE_FLAGS), True
     else:
         fd, is_complete = _read_descriptor(ctx, node, file)
-    _keep(ctx, row, node, fd, is_writer=is_writer)
-    is_direct = row.file == NO_FILE and _is_small(node)
-    return Opened(fh=fh, fd=fd, is_complete=is_complete, is_direct=is_direct)
+    return _keep(ctx, row, node, fd, is_complete=is_complete, is_writer=is_writer)
 
 
 def reopen_all(ctx: Context) -> None:

@@ -35,6 +35,8 @@ class OpenFile:
     Attributes:
         row: as the spool keeps it.
         fd: of the spool file; -1 for a plain file that is only in the store.
+        is_complete: all bytes were in that file when it was opened; else each range is made whole
+            before it is read.
         plain_path: of the latter.
         is_writer: it was opened for writing.
         is_small: a plain file that is only in the store was small at its open; see `following`.
@@ -43,6 +45,7 @@ class OpenFile:
 
     row: HandleRow
     fd: int
+    is_complete: bool
     plain_path: str
     is_writer: bool
     is_small: bool = False

@@ -117,3 +117,10 @@ def test_what_cannot_be_done_has_its_exit_code(
     monkeypatch.setenv("CKPTGATE_RUN_ID", "kept")  # exec sets it; the test's end restores it
     assert main(words) == code
     assert capsys.readouterr().err.startswith("ckptgate: ")
+
+
+@pytest.mark.parametrize("store", ["/nfs/run/.ckptgate", "s3://bucket/x/.ckptgate/attempts"])
+def test_the_gateways_own_directory_is_no_store(store: str):
+    with pytest.raises(UsageError, match="ckptgate's own directory") as caught:
+        make_config(ConfigFile(), store=store, mountpoint="/mnt", spool="/spool")
+    assert caught.value.hint in {"mount /nfs/run", "mount s3://bucket/x"}
