@@ -44,7 +44,7 @@ def give(shared_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def store(shared_bucket: Bucket, proxy: ChaosProxy, prefix: str) -> Iterator[S3Store]:
-    made = S3Store(f"{shared_bucket.url}/{prefix}", options(proxy.endpoint))
+    made = S3Store(f"{shared_bucket.url}/{prefix}", options(proxy.endpoint, stall_s=10.0))
     with contextlib.closing(made):
         yield made
 
@@ -88,7 +88,7 @@ def test_what_is_under_way_ends_with_those_that_it_began_with(
             is_under_way.set()
         return is_data
 
-    proxy.rule(delay(2.0), Kind.PUT, where=is_data)
+    proxy.rule(delay(1.0), Kind.PUT, where=is_data)
     with ThreadPoolExecutor(1) as pool:
         files = {"data": digested(str(tmp_path / "f"))}
         waiting = pool.submit(store.put_all, files, VerifyMode.READBACK)
@@ -96,7 +96,7 @@ def test_what_is_under_way_ends_with_those_that_it_began_with(
         held = store.session.run(_current(store))
         assert held.users
         held.is_refused = True
-        assert store.children("") == []
+        assert store.children("none") == []
         assert store.session.run(_current(store)) is not held
         assert waiting.result(30) == {}
     assert shared_bucket.read(f"{prefix}/data") == b"x" * 1000
