@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Final
 
+from ckptgate.app.addresses import is_url
 from ckptgate.app.config import Config
 from ckptgate.app.stores import open_store
 from ckptgate.app.units import parse_seconds
@@ -24,9 +26,12 @@ from ckptgate_adapters.proc_identity import ProcIdentity
 from ckptgate_adapters.sqlite_spool import SqliteSpool
 from ckptgate_adapters.system_clock import SystemClock, SystemIds
 
-__all__ = ["Parts", "build_parts", "build_publisher", "build_vfs"]
+__all__ = ["Parts", "build_parts", "build_publisher", "build_vfs", "publisher_settings"]
 
 _CLOSE_DELAY_S = 0.005
+_FILES_TO_DIRECTORY: Final = 2
+_FILES_TO_BUCKET: Final = 8
+"""Sent at once: what a file waits for beside its parts is others' time. Their memory is bounded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +97,7 @@ def publisher_settings(config: Config) -> PublisherSettings:
         reclaim_grace_s=parse_seconds(config.reclaim.grace),
         keep_aborted_s=parse_seconds(config.reclaim.keep_aborted),
         lost_after_s=parse_seconds(config.reclaim.lost_after),
+        upload_threads=_FILES_TO_BUCKET if is_url(config.store) else _FILES_TO_DIRECTORY,
         verify=VerifyMode(config.verify) if config.verify else None,
         patterns=config.names.patterns(),
     )

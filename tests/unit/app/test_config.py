@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ckptgate.app.build import publisher_settings
 from ckptgate.app.cli import main
 from ckptgate.app.config import ConfigFile, load_config_file, make_config
 from ckptgate.errors import ConfigError, ExitCode, UsageError
@@ -62,6 +63,13 @@ def test_the_three_places_lie_apart(tmp_path: Path, store: str, mountpoint: str,
             mountpoint=str(tmp_path / mountpoint),
             spool=str(tmp_path / spool),
         )
+
+
+@pytest.mark.parametrize(("store", "files"), [("s3://bucket/prefix", 8), ("/store", 2)])
+def test_several_files_are_sent_at_once_more_of_them_to_a_bucket(store: str, files: int):
+    """Its answers take long, and nobody's disk is in the way."""
+    config = make_config(ConfigFile(), store=store, mountpoint="/m", spool="/spool")
+    assert publisher_settings(config).upload_threads == files
 
 
 def test_the_default_spool_is_the_same_at_every_start(tmp_path: Path):
