@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -134,3 +137,44 @@ def test_a_daemon_that_does_not_answer_is_waited_for_no_longer_than_that():
             reach.within_reach(lambda: os.read(reader, 1), mounts=list, child="mount", limit_s=0.05)
     finally:
         os.close(writer)
+
+
+def test_who_only_looks_does_not_wait_for_a_process_that_changes_the_spool(
+    node: Gateway, save: Path
+):
+    """An operator's transaction in spool.db; changes wait for its end."""
+    plain, made = node.mnt / "plain", save.parent / "step-2"
+    for directory in (plain, made):
+        directory.mkdir()
+        (directory / "log").write_bytes(b"log")
+    # Each holds up a thread of the mount; in one directory the kernel would let one do so.
+    changed = [made / f"f{number}" for number in range(40)]
+    for path in changed:
+        path.touch()
+    writers = [threading.Thread(target=os.chmod, args=(path, 0o600)) for path in changed]
+    # What nobody has looked at before is new to the spool: that waits, too.
+    assert os.readlink(save.parent / "latest") == "step-1"
+    os.listdir(save.parent)
+    operator = sqlite3.connect(node.spool / "spool.db", isolation_level=None)
+    operator.execute("BEGIN IMMEDIATE")
+    try:
+        for writer in writers:
+            writer.start()
+        # Past the time for which the kernel, and the mount, believe what they were told last.
+        time.sleep(1.2)
+        began = time.monotonic()
+        for path in (save / "sub/a.bin", plain / "log", made / "log"):
+            assert path.stat().st_size == len(path.read_bytes())
+            assert path.name in os.listdir(path.parent)
+        assert os.readlink(save.parent / "latest") == "step-1"
+        assert set(os.listdir(save.parent)) == {"step-1", "step-2", "latest"}
+        assert main(["status", str(save)]) == 0
+        # Whatever waits for the lock does so until the end of this, or for 30 s.
+        assert time.monotonic() - began < 20, "looks waited for a change"
+        assert all(writer.is_alive() for writer in writers)
+    finally:
+        operator.execute("ROLLBACK")
+        operator.close()
+    for writer in writers:
+        writer.join(30)
+    assert {path.stat().st_mode & 0o777 for path in changed} == {0o600}

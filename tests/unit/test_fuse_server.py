@@ -291,7 +291,7 @@ def test_a_queued_request_is_answered_eintr_when_its_caller_is_interrupted(devic
     for _ in range(16):
         assert device.fs.begun.acquire(timeout=10)
     numbers = [100 + 2 * number for number in range(17)]
-    until(lambda: any(map(device.server._pool.is_queued, numbers)))
+    until(lambda: any(map(device.server._looks.is_queued, numbers)))
     for unique in numbers:
         device.send(Opcode.INTERRUPT, struct.pack("<Q", unique), unique=unique | 1)
     # Sixteen have begun and go on; which one has not is a matter of threads.

@@ -3,7 +3,9 @@
 Two threads that take turns wake each other for every request, which costs several times what
 serving it does: so only one waits for the kernel. It calls the other when it begins to copy the
 bytes of a large WRITE, beside which other work can go on. And as long as requests come the other
-looks now and then whether the same one is still being served, as when a disk doesn't answer.
+looks now and then whether the same one is still being served, as when a disk doesn't answer, or
+another process has the spool's database. Then one of the two is left, and must not be held up, too:
+whoever serves is told that it is `alone`.
 
 Most requests come in a row, each as soon as the one before is answered: sooner than a sleeping
 thread wakes on an idle core. So the first thread looks for the next one for a moment before it
@@ -69,12 +71,13 @@ class Buffers:
 class Loop:
     """The threads that read a session's requests."""
 
-    def __init__(self, device: int, serve: Callable[[Buffers, int], None]) -> None:
+    def __init__(self, device: int, serve: Callable[[Buffers, int, bool], None]) -> None:
         """Prepare.
 
         Args:
             device: the session's descriptor, non-blocking.
-            serve: called by a reading thread with a request in its buffers and its size.
+            serve: called by a reading thread with a request in its buffers, its size, and whether
+                that thread is alone: it must leave to others what could hold it up.
         """
         self._device = device
         self._serve = serve
@@ -85,6 +88,7 @@ class Loop:
         self._serial = 0
         self._is_busy = False
         self._is_copying = False
+        self._is_helping = False
         self._is_helper_asleep = False
         self._credit = self._pause = 0
         self._called = threading.Event()
@@ -148,7 +152,7 @@ class Loop:
                 self._is_busy = True
                 if self._is_helper_asleep:
                     self._called.set()
-                self._serve(buffers, size)
+                self._serve(buffers, size, self._is_helping)
                 self._is_busy = self._is_copying = False
 
     def _expect(self, buffers: Buffers) -> int:
@@ -221,7 +225,9 @@ class Loop:
             ready.poll(_LOOK_S, 2)
             size = self._receive(buffers)
             if size:
-                self._serve(buffers, size)
+                self._is_helping = True
+                self._serve(buffers, size, not self._is_copying)
+                self._is_helping = False
 
 
 _WRITE: Final = int(wire.Opcode.WRITE)

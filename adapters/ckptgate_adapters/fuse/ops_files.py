@@ -42,7 +42,7 @@ _ENTRY_BYTES: Final = wire.ENTRY.size + wire.ATTR.size
 
 def _attach(context: Context, request: Request, ino: int, opened: Opened, flags: int) -> bytes:
     """Register an open file with driver and kernel; returns its `open_out`."""
-    context.keep(ino, opened)
+    context.keep(ino, opened, is_reader=flags & os.O_ACCMODE == os.O_RDONLY)
     request_id = context.session.request_id(request.unique)
     open_flags, backing_id = context.backing.attach(ino, opened, flags, request_id)
     return wire.open_out(opened.fh, open_flags, backing_id)

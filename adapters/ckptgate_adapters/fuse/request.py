@@ -105,11 +105,17 @@ SILENT: Final = Reply(is_silent=True)
 
 @dataclass(slots=True)
 class Handle:
-    """An open file as the driver needs it."""
+    """An open file as the driver needs it.
+
+    Attributes:
+        ino, fd, is_complete: as `Opened` says.
+        is_reader: it is known to be open for reading only.
+    """
 
     ino: int
     fd: int
     is_complete: bool
+    is_reader: bool
 
 
 @dataclass(slots=True)
@@ -136,9 +142,9 @@ class Context:
     on_init: Callable[[], None] = lambda: None
     _scratch: threading.local = field(default_factory=threading.local)
 
-    def keep(self, ino: int, opened: Opened) -> Handle:
+    def keep(self, ino: int, opened: Opened, *, is_reader: bool = False) -> Handle:
         """Remember an open file."""
-        handle = Handle(ino, opened.fd, opened.is_complete)
+        handle = Handle(ino, opened.fd, opened.is_complete, is_reader)
         self.handles[opened.fh] = handle
         return handle
 

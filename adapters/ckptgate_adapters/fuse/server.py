@@ -1,7 +1,9 @@
 """Serving a session: takes requests from the loop, has them served, sends replies.
 
 Thread rule: whoever has read a request serves it. Reading threads never wait: what would block, and
-what waits for the disk or for other machines, goes to the pool.
+what waits for the disk or for other machines, goes to a pool. Only a change may be held up, by who
+has the spool's database; then the other reading thread leaves all changes to their pool. That is
+one of their own: however many wait there, looks that have to ask the store go on.
 
 A handler's bug is EIO with a traceback in the log. Nothing a handler does ends the loop.
 """
@@ -25,7 +27,7 @@ from ckptgate_adapters.fuse.opens import Backing, BackingTable, journal_path
 from ckptgate_adapters.fuse.pool import Pool
 from ckptgate_adapters.fuse.request import Context, Reply, Request
 from ckptgate_adapters.fuse.session import FuseSession
-from ckptgate_adapters.fuse.table import OPERATIONS, SLOW
+from ckptgate_adapters.fuse.table import LOOKS, OPERATIONS, SLOW
 from ckptgate_adapters.fuse.wire import Notify, Opcode
 
 __all__ = ["FuseServer"]
@@ -80,7 +82,8 @@ class FuseServer:
         )
         self._must_distrust = session.is_resumed and session.negotiated is not None and not is_known
         self._patience_s = patience_s
-        self._pool = Pool(pool_threads)
+        self._looks = Pool(pool_threads, name="fuse-looks")
+        self._changes = Pool(pool_threads, name="fuse-changes")
         self._notifier = Notifier(Relay(device))
         self._loop = Loop(device, self._serve_one)
 
@@ -122,8 +125,10 @@ class FuseServer:
         try:
             self._loop.run()
         finally:
-            if not self._pool.close(_DRAIN_S):
-                _log.warning("requests-unfinished")
+            until = time.monotonic() + _DRAIN_S
+            for pool in (self._changes, self._looks):
+                if not pool.close(max(until - time.monotonic(), 0)):
+                    _log.warning("requests-unfinished")
             self._notifier.stop(_NOTIFY_STOP_S)
             self._backing.close()
 
@@ -150,7 +155,7 @@ class FuseServer:
                 return
             _log.warning("resend-refused reason=%s hint='needs Linux 6.9 or newer'", exc)
 
-    def _serve_one(self, buffers: Buffers, size: int) -> None:
+    def _serve_one(self, buffers: Buffers, size: int, is_alone: bool) -> None:
         opcode, unique, node, uid, gid, pid = wire.IN_HEADER_USED.unpack_from(buffers.head)
         buffers.counts[opcode] = buffers.counts.get(opcode, 0) + 1
         if opcode in _COPIES and size >= HEAD_BYTES and self._copy(buffers, size):
@@ -158,7 +163,7 @@ class FuseServer:
         request = Request(opcode, unique, node, uid, gid, pid, *buffers.content(opcode, size))
         if opcode == Opcode.INTERRUPT:
             self._interrupt(request)
-        elif opcode in SLOW:
+        elif opcode in SLOW or (is_alone and not self._is_quick(request)):
             self._to_pool(request)
         else:
             self._execute(request)
@@ -192,19 +197,41 @@ class FuseServer:
         io_uring don't expect it. A signal that kills ends the wait in the kernel, unanswered.
         """
         (unique,) = wire.INTERRUPT_IN.unpack_from(request.body)
-        if self._pool.is_queued(unique):
+        if any(pool.is_queued(unique) for pool in (self._looks, self._changes)):
             timer = threading.Timer(self._patience_s, self._give_up, (unique,))
             timer.daemon = True
             timer.start()
 
     def _give_up(self, unique: int) -> None:
-        if self._pool.cancel(unique):
+        if self._looks.cancel(unique) or self._changes.cancel(unique):
             self._send([wire.error_reply(unique, errno.EINTR)])
 
     def _to_pool(self, request: Request) -> None:
         request.own()
         request.may_block = True
-        self._pool.submit(request.unique, lambda: self._execute(request))
+        pool = self._looks if self._is_look(request) else self._changes
+        # The kernel says once that something is forgotten or released, and hears no answer.
+        pool.submit(
+            request.unique,
+            lambda: self._execute(request),
+            can_cancel=request.opcode not in _UNANSWERED,
+        )
+
+    def _is_quick(self, request: Request) -> bool:
+        """Whether a reading thread may serve it where it must not be held up."""
+        if request.opcode == Opcode.OPEN:
+            return False
+        return request.opcode not in _CHANGES or self._is_look(request)
+
+    def _is_look(self, request: Request) -> bool:
+        """Whether it changes nothing that others see."""
+        if request.opcode == Opcode.OPEN:
+            flags = wire.OPEN_IN.unpack_from(request.body)[0]
+            return flags & os.O_ACCMODE == os.O_RDONLY and not flags & os.O_TRUNC
+        if request.opcode == Opcode.FLUSH:
+            known = self._context.handles.get(wire.FLUSH_IN.unpack_from(request.body)[0])
+            return known is not None and known.is_reader
+        return request.opcode in LOOKS
 
     def _execute(self, request: Request) -> None:
         """Serve a request and answer it, whatever happens."""
@@ -232,7 +259,7 @@ class FuseServer:
         if reply.settle and self._must_settle(request, reply):
             if not request.may_block:
                 request.may_block = True
-                self._pool.submit(
+                self._changes.submit(
                     request.unique, lambda: self._settle(request, reply), can_cancel=False
                 )
                 return
@@ -276,7 +303,7 @@ class FuseServer:
                 _log.exception("undo-failed opcode=%d node=%d", request.opcode, request.node)
 
     def _fail(self, request: Request, number: int) -> None:
-        if request.opcode not in {Opcode.FORGET, Opcode.BATCH_FORGET}:
+        if request.opcode not in _UNANSWERED:
             self._send([wire.error_reply(request.unique, number)])
 
     def _send(self, parts: list[wire.Buffer]) -> bool:
@@ -295,6 +322,9 @@ _KNOWN: Final = frozenset(int(opcode) for opcode in Opcode)
 _READ: Final = int(Opcode.READ)
 _WRITE: Final = int(Opcode.WRITE)
 _COPIES: Final = frozenset({_READ, _WRITE})
+_UNANSWERED: Final = frozenset({Opcode.FORGET, Opcode.BATCH_FORGET})
+_CHANGES: Final = frozenset(OPERATIONS) - LOOKS - {Opcode.INIT, Opcode.DESTROY, Opcode.WRITE}
+"""What a reading thread leaves to the pool while the other one is held up."""
 
 
 def _errno_of(request: Request, exc: OSError) -> int:

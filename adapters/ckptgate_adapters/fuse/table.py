@@ -1,4 +1,4 @@
-"""The table of operations: which function serves an opcode, and which go to the pool at once.
+"""The table of operations: who serves an opcode, which wait for the disk, which only look.
 
 What is not in it is answered ENOSYS, which tells the kernel not to ask again: ACCESS (the kernel
 checks modes itself), POLL, BMAP, STATX, and locks, which stay in the kernel.
@@ -14,7 +14,7 @@ from ckptgate_adapters.fuse import data, ops_attr, ops_files, ops_names, ops_ses
 from ckptgate_adapters.fuse.request import Operation
 from ckptgate_adapters.fuse.wire import Opcode
 
-__all__ = ["OPERATIONS", "SLOW"]
+__all__ = ["LOOKS", "OPERATIONS", "SLOW"]
 
 OPERATIONS: Final[Mapping[int, Operation]] = MappingProxyType({
     Opcode.LOOKUP: ops_names.lookup,
@@ -67,3 +67,20 @@ SLOW: Final = frozenset({
     Opcode.COPY_FILE_RANGE_64,
 })  # fmt: skip
 """These wait for the disk: they go to the pool at once."""
+
+LOOKS: Final = frozenset({
+    Opcode.LOOKUP,
+    Opcode.GETATTR,
+    Opcode.READLINK,
+    Opcode.STATFS,
+    Opcode.GETXATTR,
+    Opcode.LISTXATTR,
+    Opcode.OPENDIR,
+    Opcode.READDIR,
+    Opcode.READDIRPLUS,
+    Opcode.RELEASEDIR,
+    Opcode.READ,
+    Opcode.LSEEK,
+    Opcode.IOCTL,
+})  # fmt: skip
+"""These change nothing, so they needn't wait for whoever is changing the spool."""

@@ -10,7 +10,7 @@ from typing import Final
 
 from ckptgate.errors import BusyError, CkptError, ExistsError, FullError, UnusableError, UsageError
 
-__all__ = ["from_os", "from_sqlite"]
+__all__ = ["from_os", "from_sqlite", "holder"]
 
 _FREE_HINT: Final = "free space, or name another directory with --spool; nothing staged was lost"
 _KEEP_HINT: Final = "keep the directory as evidence, and name another one with --spool"
@@ -23,6 +23,9 @@ _TAKEN: Final = frozenset(
 )
 _PROBE_BYTES: Final = 64 << 10
 """What SQLite writes at a time is less."""
+_LOCK_WORDS: Final = 8
+_WRITE_LOCK: Final = 120
+"""The byte of the shared index that SQLite's writers lock (WAL_WRITE_LOCK)."""
 _FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -36,7 +39,9 @@ def from_sqlite(error: sqlite3.Error, path: str) -> CkptError:
     extended = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     match extended & 0xFF:
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            msg = f"the spool's database is in use by another process for too long: {path}"
+            pid = holder(path)
+            who = f"process {pid}" if pid else "another process"
+            msg = f"the spool's database is in use by {who} for too long: {path}"
             return BusyError(msg, subject=path, hint=f"fuser -v {path}")
         case sqlite3.SQLITE_FULL:
             return _full(path)
@@ -64,6 +69,25 @@ def from_sqlite(error: sqlite3.Error, path: str) -> CkptError:
             return UsageError(f"the spool takes no such value: {error}", subject=path)
         case _:
             return UnusableError(f"the spool's database failed: {path} ({error})", subject=path)
+
+
+def holder(path: str) -> int:
+    """Pid of the process that has the write lock of the database *path*, 0 if that can't be told.
+
+    To open the locked file beside SQLite would drop our own locks on it.
+    """
+    try:
+        place = f":{os.stat(f'{path}-shm').st_ino}"
+        with open("/proc/locks", encoding="ascii") as stream:
+            locks = [line.split() for line in stream]
+    except OSError:
+        return 0
+    for words in locks:
+        # `1: POSIX ADVISORY WRITE PID MAJOR:MINOR:INODE START END`
+        is_ours = len(words) == _LOCK_WORDS and words[5].endswith(place)
+        if is_ours and words[3] == "WRITE" and int(words[6]) <= _WRITE_LOCK <= int(words[7]):
+            return max(int(words[4]), 0)
+    return 0
 
 
 def from_os(error: OSError, path: str, doing: str) -> CkptError:

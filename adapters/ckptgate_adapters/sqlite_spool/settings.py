@@ -35,6 +35,10 @@ class TransactionPart:
         """See `ports.spool.Transactions.transaction`."""
         return self._db.transaction
 
+    def patience(self, limit_s: float) -> AbstractContextManager[None]:
+        """See `ports.spool.Transactions.patience`."""
+        return self._db.patience(limit_s)
+
     def version(self) -> object:
         """See `ports.spool.Transactions.version`."""
         return self._db.version()

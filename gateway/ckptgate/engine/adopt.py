@@ -4,7 +4,8 @@ It owns the rule that what is visible is exactly the manifest: nodes that aren't
 names, bytes that aren't its bytes, or that somebody may still write, are not kept. Node numbers of
 what stays never change.
 
-Thread rule: any thread of either process; one transaction.
+Thread rule: any thread of either process; one transaction. A tree that takes no changes any more is
+compared before it (`prepare`), as the other process's changes wait behind a transaction.
 """
 
 from __future__ import annotations
@@ -23,11 +24,20 @@ from ckptgate.model.documents import EntryType, FileEntry, Manifest
 from ckptgate.model.ids import check_checkpoint_name
 from ckptgate.model.layout import full_key
 from ckptgate.model.rules import AttemptView
-from ckptgate.model.states import AttemptState, FileState
+from ckptgate.model.states import UNDECIDED, AttemptState, FileState
 from ckptgate.ports.catalog import Invalidations
 from ckptgate.ports.spool import AttemptRow, FileRow, LocalBytes, NodeKind, NodeRow, Spool
 
-__all__ = ["Unnamed", "adopt", "adopt_root", "fill", "load_manifest", "tell_unnamed"]
+__all__ = [
+    "Adoption",
+    "Unnamed",
+    "adopt",
+    "adopt_root",
+    "fill",
+    "load_manifest",
+    "prepare",
+    "tell_unnamed",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +73,7 @@ def adopt(
     *,
     seal_index: int = -1,
     unnamed: list[Unnamed] | None = None,
+    prepared: Adoption | None = None,
 ) -> AttemptRow:
     """Make the committed checkpoint's tree exactly *manifest*; its row, which is committed then.
 
@@ -78,6 +89,7 @@ def adopt(
         digest: of the manifest's bytes, as its COMMIT names it.
         seal_index: of its SEAL in the log, -1 to leave what is known.
         unnamed: gets the nodes that lost their names, for `tell_unnamed`.
+        prepared: what `prepare` found of the same manifest before.
     """
     with spool.transaction():
         row = spool.attempt_by_id(run, manifest.attempt)
@@ -93,7 +105,9 @@ def adopt(
         for other in spool.attempts(run=run, name=manifest.name, states=(AttemptState.COMMITTED,)):
             if other.id != row.id:
                 spool.update_attempt(other.id, state=AttemptState.REPLACED)
-        removed = _Adoption(spool, row, manifest).fill()
+        if prepared is None or prepared.row != row:
+            prepared = Adoption(spool, row, manifest)
+        removed = prepared.fill()
         if unnamed is not None:
             unnamed.extend(removed)
         return spool.update_attempt(
@@ -107,6 +121,20 @@ def adopt(
             reason="",
             missing=(),
         )
+
+
+def prepare(spool: Spool, run: str, manifest: Manifest) -> Adoption | None:
+    """Compare this node's part of a checkpoint with its *manifest*, outside of a transaction.
+
+    What is voted takes no more changes: if its row is still the same later, so is its tree. A
+    reader that opens a file meanwhile gets a descriptor that can't write. None if it has no part.
+    """
+    row = spool.attempt_by_id(run, manifest.attempt)
+    if row is None or not row.is_voted or row.state not in UNDECIDED:
+        return None
+    if spool.node(row.root) is None:
+        return None
+    return Adoption(spool, row, manifest)
 
 
 def adopt_root(spool: Spool, run: str, run_ino: int, view: AttemptView) -> AttemptRow | None:
@@ -136,14 +164,14 @@ def fill(spool: Spool, attempt: int, manifest: Manifest, digest: str) -> None:
     Not in one transaction, as the other process's changes wait behind it: nobody looks in before
     the last one, which notes the manifest. What a crash left of it is gone on with.
     """
-    adoption: _Adoption | None = None
+    adoption: Adoption | None = None
     for at in range(0, len(manifest.entries), _FILLED_AT_ONCE):
         with spool.transaction():
             row = spool.attempt(attempt)
             if row is None or not row.is_root_only:
                 return
             if adoption is None:
-                adoption = _Adoption(spool, row, manifest)
+                adoption = Adoption(spool, row, manifest)
             adoption.take(manifest.entries[at : at + _FILLED_AT_ONCE])
     with spool.transaction():
         row = spool.attempt(attempt)
@@ -200,10 +228,11 @@ def _add_row(
     return row
 
 
-class _Adoption:
-    """One adoption, inside its transaction."""
+class Adoption:
+    """One adoption: found out when it is made, done by `fill` or `take` in a transaction."""
 
     def __init__(self, spool: Spool, row: AttemptRow, manifest: Manifest) -> None:
+        self.row = row
         self._spool = spool
         self._run = row.run
         self._manifest = manifest
@@ -214,20 +243,36 @@ class _Adoption:
         self._open = {handle.file for handle in spool.handles_of_attempt(row.id)}
         self._writer = TreeWriter(spool, row.id, root, root.mtime_ns, dict(spool.tree(row.id)))
         self._modes = {e.path: e for e in manifest.entries if e.type is EntryType.DIR}
+        self._gone = self._not_staying()
+        gone = set(self._gone)
+        self._changed = [e for e in manifest.entries if e.path in gone or not self._is_as_it_is(e)]
+
+    def _not_staying(self) -> list[str]:
+        """Paths that don't stay, what is in a directory before it."""
+        wanted = {entry.path: entry for entry in self._manifest.entries}
+        above = {path[:at] for path in wanted for at, c in enumerate(path) if c == "/"}
+        paths = sorted(self._writer.nodes, reverse=True)
+        return [path for path in paths if not self._stays(path, wanted.get(path), above)]
+
+    def _is_as_it_is(self, entry: FileEntry) -> bool:
+        """Whether nothing has to be changed for this entry."""
+        node, file = self._writer.nodes.get(entry.path), self._files.get(entry.path)
+        if node is None or (file is not None and not self._is_stored_as(file, entry)):
+            return False
+        return (node.mode, node.uid, node.gid, node.size, node.mtime_ns) == (
+            entry.mode, entry.uid, entry.gid, entry.size, entry.mtime_ns
+        )  # fmt: skip
 
     def fill(self) -> list[Unnamed]:
         """Make the tree what the manifest says; the nodes that lost their names by it."""
         removed: list[Unnamed] = []
-        wanted = {entry.path: entry for entry in self._manifest.entries}
-        above = {path[:at] for path in wanted for at, c in enumerate(path) if c == "/"}
-        for path in sorted(self._writer.nodes, reverse=True):
-            if not self._stays(path, wanted.get(path), above):
-                ino = self._writer.nodes[path].ino
-                place = self._spool.place(ino)
-                if place is not None:
-                    removed.append(Unnamed(ino, *place))
-                self._writer.remove(path)
-        self.take(self._manifest.entries)
+        for path in self._gone:
+            ino = self._writer.nodes[path].ino
+            place = self._spool.place(ino)
+            if place is not None:
+                removed.append(Unnamed(ino, *place))
+            self._writer.remove(path)
+        self.take(self._changed)
         return removed
 
     def take(self, entries: Iterable[FileEntry]) -> None:
@@ -284,9 +329,12 @@ class _Adoption:
                 mtime_ns=entry.mtime_ns,
             )
 
+    def _is_stored_as(self, file: FileRow, entry: FileEntry) -> bool:
+        return file.state is FileState.STORED and file.key == full_key(self._run, entry.key)
+
     def _keep_bytes(self, file: FileRow, entry: FileEntry) -> None:
-        key = full_key(self._run, entry.key)
-        if file.state is not FileState.STORED or file.key != key:
+        if not self._is_stored_as(file, entry):
+            key = full_key(self._run, entry.key)
             self._spool.update_file(file.file, state=FileState.STORED, key=key)
 
     def _add(self, entry: FileEntry) -> None:

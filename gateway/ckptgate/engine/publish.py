@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, TypeVar
 
-from ckptgate.engine.adopt import Unnamed, adopt, tell_unnamed
+from ckptgate.engine.adopt import Unnamed, adopt, prepare, tell_unnamed
 from ckptgate.engine.digest import Fingerprint
 from ckptgate.engine.manifests import load_manifest
 from ckptgate.engine.node import Node
@@ -131,6 +131,7 @@ class Publication:
         is_current = log.look(lambda state: state.current.get(view.name) == view.attempt)
         manifest = load_manifest(self._store, log.run, view.attempt, view.manifest)
         unnamed: list[Unnamed] = []
+        prepared = prepare(self._spool, log.run, manifest)
         with self._spool.transaction():
             newer = self._spool.attempts(
                 run=log.run, name=view.name, states=(AttemptState.COMMITTED,)
@@ -143,6 +144,7 @@ class Publication:
                 view.manifest,
                 seal_index=view.seal_index,
                 unnamed=unnamed,
+                prepared=prepared,
             )
             if not is_current:
                 # Committed, and replaced since: what replaced it stays what the name means.

@@ -278,9 +278,9 @@ class Voter:
             row = self._spool.attempt(attempt.id)
             if row is None or row.state not in UNDECIDED or not self._may_be_final(row):
                 return False
-            # A file that was opened or added since then is not stored; and a descriptor that leaked
-            # is no more stopped by this transaction than by the look before it.
-            if not self._is_quiet(row):
+            # A file that was opened or added since then is open, or waits; and a descriptor that
+            # leaked is no more stopped by this transaction than by the look before it.
+            if not self._has_rest(row) or self._has_waiting(row):
                 return False
             self._spool.update_attempt(row.id, is_voted=True)
             if pending := self._pending(row):
@@ -320,11 +320,20 @@ class Voter:
 
     def _is_quiet(self, row: AttemptRow) -> bool:
         """Whether the rows say that nothing is being written or waits for the store."""
+        return self._has_rest(row) and not self._spool.count_files(row.id).keys() & _NOT_STORED
+
+    def _has_waiting(self, row: AttemptRow) -> bool:
+        """Whether a file was closed and isn't stored; by an index, as others' changes wait."""
+        return any(
+            self._spool.waiting_files(row.id, state, after=0, limit=1)
+            for state in (FileState.QUIET, FileState.DIGESTED)
+        )
+
+    def _has_rest(self, row: AttemptRow) -> bool:
+        """Whether nobody has a file of it open for writing, and no name waits to be told."""
         if self._spool.name_ops(row.id):
             return False
-        if any(not handle.is_closed for handle in self._spool.handles_of_attempt(row.id)):
-            return False
-        return not self._spool.count_files(row.id).keys() & _NOT_STORED
+        return all(handle.is_closed for handle in self._spool.handles_of_attempt(row.id))
 
     def _is_due(self, row: AttemptRow) -> bool:
         if row.is_voted:

@@ -69,8 +69,16 @@ class Transactions(Protocol):
     def transaction(self) -> AbstractContextManager[None]:
         """All calls inside are one atomic change, seen by no other process before its end.
 
-        Re-entrant: an inner one joins the outer one. An exception rolls the outermost back.
+        Re-entrant: an inner one joins the outer one. An exception rolls the outermost back. While
+        another process has one, who begins one waits, and others of this process can read.
+
+        Raises:
+            BusyError: another process had one for too long.
         """
+        ...
+
+    def patience(self, limit_s: float) -> AbstractContextManager[None]:
+        """Inside, this thread waits no longer than that for another process's transaction."""
         ...
 
     def version(self) -> object:

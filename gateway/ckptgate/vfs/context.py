@@ -23,10 +23,11 @@ from ckptgate.model.jobkey import JobKey, JobKind
 from ckptgate.model.kinds import NamePatterns
 from ckptgate.ports.catalog import Catalog, Invalidations, RunView, Waker
 from ckptgate.ports.clock import Clock
-from ckptgate.ports.spool import BEGAN_META, NodeRow, Spool
+from ckptgate.ports.spool import BEGAN_META, HandleRow, NodeRow, Spool
 from ckptgate.vfs.closing import Closes, NotedClose
 from ckptgate.vfs.identify import Identify, ProcessInfo
 from ckptgate.vfs.interface import Caller
+from ckptgate.vfs.late import LateRows
 from ckptgate.vfs.memory import Memory
 from ckptgate.vfs.settings import VfsSettings
 from ckptgate.vfs.who import Who
@@ -117,6 +118,7 @@ class Context:
         self.closes = Closes(spool)
         self.take_close_over: Callable[[NotedClose], None] = lambda _: None
         """Set by who knows what a close means."""
+        self.late = LateRows(self._add_handles)
         self.lock = threading.RLock()
         self.memory = Memory()
         self._scope = _Scope()
@@ -197,6 +199,13 @@ class Context:
             self._scope.taken = taken
             for item in taken:
                 self.take_close_over(item)
+
+    def _add_handles(self, rows: list[HandleRow]) -> None:
+        """Of those that are open; a release comes later than this, or was before it."""
+        with self.change():
+            for row in rows:
+                if self.memory.files.get(row.fh) is not None:
+                    self.spool.add_handle(row)
 
     def until_steady(self, call: Callable[[], _T]) -> _T:
         """What *call* gives, as one transaction; it is done anew while others come in between.

@@ -11,7 +11,7 @@ import errno
 import logging
 import os
 
-from ckptgate.errors import CkptError, ExistsError, MissingError
+from ckptgate.errors import BusyError, CkptError, ExistsError, MissingError
 from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.spool import (
     NO_FILE,
@@ -27,6 +27,7 @@ from ckptgate.vfs.bytes import make_file
 from ckptgate.vfs.context import Context, Who, stale
 from ckptgate.vfs.following import SMALL_BYTES, follow
 from ckptgate.vfs.interface import Caller, Entry, Opened
+from ckptgate.vfs.late import READER_WAIT_S
 from ckptgate.vfs.openfiles import OpenFile
 from ckptgate.vfs.room import check_room
 from ckptgate.vfs.writing import file_of, is_frozen, pending_kind, prepare_write
@@ -176,8 +177,7 @@ def open_file(ctx: Context, caller: Caller, ino: int, flags: int) -> Opened:
 
 def _open_to_read(ctx: Context, node: NodeRow) -> Opened:
     if node.file is None:
-        with ctx.change():
-            return _add_handle(ctx, None, node, None, -1)
+        return _add_reader(ctx, node, None, -1, is_complete=False)
     file = file_of(ctx, node)
     if _has_successor(ctx, node, file):
         msg = f"node {node.ino} was replaced when its checkpoint was committed"
@@ -186,16 +186,12 @@ def _open_to_read(ctx: Context, node: NodeRow) -> Opened:
     try:
         if is_decided(ctx, node) and not file.is_linked:
             ctx.spool.note_use(fd, ctx.clock.now_ns())
-        with ctx.change():
-            if is_complete and node.size and file_of(ctx, node).local is not file.local:
-                # Given up to make room: its bytes may not be passed through beside fetched ones.
-                is_complete = False
-            opened = _add_handle(ctx, None, node, file.file, fd, is_complete=is_complete)
+        opened = _add_reader(ctx, node, file, fd, is_complete=is_complete)
     except BaseException:
         os.close(fd)
         raise
     # Pages of a copy that was let go may be those that somebody changed.
-    keep = is_decided(ctx, node) and (is_complete or file.local is not LocalBytes.FULL)
+    keep = is_decided(ctx, node) and (opened.is_complete or file.local is not LocalBytes.FULL)
     return dataclasses.replace(opened, keep_cache=keep)
 
 
@@ -225,19 +221,32 @@ def _read_descriptor(ctx: Context, node: NodeRow, file: FileRow) -> tuple[int, b
     return os.open(path, _READ_FLAGS | os.O_CREAT, 0o600), node.size == 0
 
 
-def _add_handle(
-    ctx: Context,
-    writer: Who | None,
-    node: NodeRow,
-    file: int | None,
-    fd: int,
-    *,
-    is_complete: bool = True,
+def _add_reader(
+    ctx: Context, node: NodeRow, file: FileRow | None, fd: int, *, is_complete: bool
 ) -> Opened:
-    """Note an open handle, of a writer or a reader (None); inside a change."""
-    row = _handle_row(ctx, writer, node.ino, NO_FILE if file is None else file)
+    """Note an open handle of a reader; later, where another process is changing the spool."""
+    row = _handle_row(ctx, None, node.ino, NO_FILE if file is None else file.file)
+
+    def keep() -> Opened:
+        # Given up to make room: its bytes may not be passed through beside fetched ones.
+        is_there = file is None or not node.size or file_of(ctx, node).local is file.local
+        return _keep(ctx, row, node, fd, is_complete=is_complete and is_there, is_writer=False)
+
+    try:
+        with ctx.spool.patience(READER_WAIT_S), ctx.change():
+            ctx.spool.add_handle(row)
+            return keep()
+    except BusyError:
+        opened = keep()
+    ctx.late.put(row)
+    return opened
+
+
+def _add_handle(ctx: Context, writer: Who, node: NodeRow, file: int, fd: int) -> Opened:
+    """Note an open handle of a writer; inside a change."""
+    row = _handle_row(ctx, writer, node.ino, file)
     ctx.spool.add_handle(row)
-    return _keep(ctx, row, node, fd, is_complete=is_complete, is_writer=writer is not None)
+    return _keep(ctx, row, node, fd, is_complete=True, is_writer=True)
 
 
 def _handle_row(ctx: Context, writer: Who | None, ino: int, file: int) -> HandleRow:

@@ -126,15 +126,7 @@ def take_entry(
         entry: what the store said, which may have taken a while.
         known: what was there when it was asked. Something else is newer, and stays.
     """
-    values: dict[str, object] = {
-        "mode": entry.mode & 0o7777,
-        "uid": entry.uid,
-        "gid": entry.gid,
-        "size": entry.size,
-        "mtime_ns": entry.mtime_ns,
-        "target": entry.target,
-    }
-    kind = _KINDS[entry.kind]
+    values, kind = _values(entry), _KINDS[entry.kind]
     with ctx.taking_over():
         child = ctx.spool.child(parent.ino, name)
         if child != known:
@@ -142,7 +134,7 @@ def take_entry(
         if not Queue(ctx).paths(names.plain_path(parent, name)):
             return None
         if child is not None and child.kind is kind and child.file is None:
-            if all(getattr(child, key) == value for key, value in values.items()):
+            if _is_as_told(child, None, entry):
                 return child
             return ctx.spool.update_node(child.ino, **values)
         if child is not None:
@@ -166,6 +158,30 @@ def take_entry(
         return node
 
 
+def _values(entry: PlainEntry) -> dict[str, object]:
+    """What a node that only the store has is told of it."""
+    return {
+        "mode": entry.mode & 0o7777,
+        "uid": entry.uid,
+        "gid": entry.gid,
+        "size": entry.size,
+        "mtime_ns": entry.mtime_ns,
+        "target": entry.target,
+    }
+
+
+def _is_as_told(node: NodeRow, file: FileRow | None, entry: PlainEntry) -> bool:
+    """Whether the store has what is known here; *file*: the node's bytes, which it was given."""
+    if file is not None:
+        return (entry.size, entry.mtime_ns) == (file.size, file.mtime_ns)
+    same_link = (PlainKind.SYMLINK, NodeKind.SYMLINK, node.target)
+    if (entry.kind, node.kind, entry.target) == same_link:
+        # The store's belongs to whoever put it there, and has the time of that.
+        return True
+    is_same_kind = node.kind is _KINDS[entry.kind] and node.file is None
+    return is_same_kind and all(getattr(node, key) == it for key, it in _values(entry).items())
+
+
 def refreshed(
     ctx: Context, caller: Caller, parent: NodeRow, name: str, child: NodeRow
 ) -> NodeRow | None:
@@ -187,6 +203,10 @@ def refreshed(
     except TransientStoreError as exc:
         ctx.store_is_away(exc, f"plain-stat {name!r}")
         return child
+    if entry is not None and _is_as_told(child, file, entry):
+        # Nothing is to be changed, so nobody who changes anything is waited for.
+        ctx.done_now(("plain", child.ino))
+        return ctx.spool.child(parent.ino, name)
     with ctx.taking_over():
         node = _taken_over(ctx, parent, name, child, file, entry)
     if node is not None:
@@ -280,12 +300,6 @@ def _taken_over(
     if entry is None:
         ctx.spool.unlink(parent.ino, name)
         return None
-    if file is not None and (entry.size, entry.mtime_ns) == (file.size, file.mtime_ns):
-        return child
-    same_link = (PlainKind.SYMLINK, NodeKind.SYMLINK, known.target)
-    if (entry.kind, known.kind, entry.target) == same_link:
-        # The store's belongs to whoever put it there, and has the time of that.
-        return child
     return take_entry(ctx, parent, name, entry, known)
 
 

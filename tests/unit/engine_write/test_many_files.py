@@ -74,6 +74,43 @@ def cost_of_a_save(tmp_path: Path, files: int) -> dict[str, int]:
     return {**clock.counts, "store calls": plan.count}
 
 
+def most_rows_in_a_transaction(tmp_path: Path, files: int) -> int:
+    """How many rows of the spool the longest transaction of a commit reads and changes."""
+    cluster = Cluster(tmp_path / f"held-{files}")
+    node = cluster.node("a")
+    row = node.begin("step-1", job=SESSION)
+    with node.raw.transaction():
+        for n in range(files):
+            node.write(row, f"d{n % 4}/f{n}.txt", b"%d" % n, rank=0)
+    node.commit(row)
+    database: Any = node.raw._db
+    rows: Counter[int] = Counter()
+
+    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def count(*words: Any, **more: Any) -> Any:
+            found = call(*words, **more)
+            if database._depth:
+                rows[database.serial] += len(found) if isinstance(found, list) else 1
+            return found
+
+        return count
+
+    for name in ("one", "all", "run", "insert", "changed"):
+        setattr(database, name, counted(getattr(database, name)))
+    for _ in range(200):
+        if not node.step() and node.fresh(row).state is AttemptState.COMMITTED:
+            break
+    assert cluster.state().attempts["step-1.0"].is_published
+    cluster.close()
+    return max(rows.values())
+
+
+def test_no_change_of_the_mount_waits_for_more_of_a_commit_than_some_files(tmp_path: Path) -> None:
+    """The spool's write lock is held as long for a checkpoint of many files as of few."""
+    few, many = (most_rows_in_a_transaction(tmp_path, files) for files in (300, 900))
+    assert many <= few + 50, f"{few} rows of 300 files, {many} of 900"
+
+
 def test_twice_the_files_cost_twice_as_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import time
 
 import pytest
 
@@ -93,7 +94,7 @@ def test_threads_lose_no_increment(spool):
 
 def test_a_database_that_another_holds_for_too_long_is_busy(spool, monkeypatch):
     other = SqliteSpool.attach(spool.path)
-    other._db._connection.execute("PRAGMA busy_timeout = 20")
+    other._db.busy_timeout_s = 0.02
     with spool.transaction():
         with pytest.raises(BusyError, match="in use by another process"), other.transaction():
             pass
@@ -102,6 +103,62 @@ def test_a_database_that_another_holds_for_too_long_is_busy(spool, monkeypatch):
         assert other.get_meta("member") == spool.get_meta("member")
     with other.transaction():
         other.set_meta("a", "b")
+    other.close()
+
+
+def test_while_another_process_has_the_write_lock_other_threads_go_on_reading(spool):
+    """An operator's transaction, or a slow publisher's, must not make the mount stand still."""
+    spool.set_meta("a", "1")
+    other = SqliteSpool.attach(spool.path)
+    done: list[str] = []
+
+    def change(key: str) -> None:
+        # As a part of a node number's block: with the lock held already.
+        with other._db.lock:
+            other.set_meta(key, "2")
+        done.append(key)
+
+    with spool.transaction():
+        spool.set_meta("a", "9")
+        threads = [threading.Thread(target=change, args=(key,)) for key in "bcd"]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + 10
+        while not other._db._is_looking:
+            assert time.monotonic() < deadline, "nobody waits for the lock"
+        for _ in range(50):
+            assert other.get_meta("a") == "1"
+            assert other.node(1) is not None
+            assert other.attempts() == []
+        assert not done
+    for thread in threads:
+        thread.join(10)
+    assert sorted(done) == ["b", "c", "d"]
+    assert [other.get_meta(key) for key in "abcd"] == ["9", "2", "2", "2"]
+    other.close()
+
+
+def test_reading_waits_for_who_has_all_of_the_database(spool):
+    other = SqliteSpool.attach(spool.path)
+    spool.set_meta("a", "1")
+    held = sqlite3.connect(spool._db.path, isolation_level=None)
+    other._db.busy_timeout_s = 10
+    calls = []
+
+    def busy_once(sql, values=()):
+        calls.append(sql)
+        if len(calls) < 3:
+            error = sqlite3.OperationalError("database is locked")
+            error.sqlite_errorcode = sqlite3.SQLITE_BUSY
+            raise error
+        return held.execute(sql, values)
+
+    real = other._db._connection
+    other._db._connection = type("Busy", (), {"execute": staticmethod(busy_once)})()
+    assert other.get_meta("a") == "1"
+    assert len(calls) == 3
+    other._db._connection = real
+    held.close()
     other.close()
 
 
