@@ -24,6 +24,7 @@ __all__ = [
     "InDoubtError",
     "IntegrityError",
     "InvalidNameError",
+    "MisplacedError",
     "MissingError",
     "PendingError",
     "RefusedError",
@@ -185,6 +186,10 @@ class UnusableError(CkptError):
     kind = ErrorKind.UNUSABLE
     exit_code = ExitCode.UNUSABLE
     errno_value = errno.EIO
+
+
+class MisplacedError(UnusableError):
+    """Something else is in the place of what should be there: a symlink, a device, a file."""
 
 
 class BusyError(CkptError):

@@ -178,3 +178,51 @@ def test_who_only_looks_does_not_wait_for_a_process_that_changes_the_spool(
     for writer in writers:
         writer.join(30)
     assert {path.stat().st_mode & 0o777 for path in changed} == {0o600}
+
+
+def test_what_was_planted_in_the_store_is_named_and_not_followed(
+    node: Gateway, save: Path, tmp_path: Path, capsys
+):
+    """I13."""
+    shown = node.store / save.parent.name / "step-1"
+    until("it is shown", shown.is_dir)
+    attempt = node.store / save.parent.name / ".ckptgate/attempts/step-1.0"
+    (data,) = (path for path in (attempt / "data").rglob("*") if path.is_file())
+    (manifest,) = attempt.glob("manifest-*")
+    for planted, code, said in (
+        (data, ExitCode.INTEGRITY, "a symlink is in its place"),
+        (data.parent, ExitCode.INTEGRITY, "a symlink or file is in the place of a directory"),
+        (shown, ExitCode.INTEGRITY, "published directory is not there"),
+        (manifest, ExitCode.UNUSABLE, "ls -l names it"),
+    ):
+        away = tmp_path / "away"
+        planted.rename(away)
+        planted.symlink_to(away)
+        for path in (save, shown):
+            capsys.readouterr()
+            assert main(["verify", str(path)]) == code, planted
+            done = capsys.readouterr()
+            assert said in done.out + done.err
+        planted.unlink()
+        away.rename(planted)
+    assert main(["verify", str(save)]) == 0
+
+
+def test_a_committed_file_is_not_opened_for_writing_by_a_descriptor(node: Gateway, save: Path):
+    """The kernel has nothing to look up again there; nothing is left of the try."""
+    with (save / "sub/a.bin").open("rb") as stream:
+        for flags in (os.O_WRONLY, os.O_RDWR | os.O_TRUNC):
+            with pytest.raises(PermissionError):
+                os.open(f"/proc/self/fd/{stream.fileno()}", flags)
+        assert all(row["state"] != "open" for row in node.attempts("step-1"))
+        assert stream.read() == b"a"
+    with (save / "sub/a.bin").open("r+b") as stream:
+        stream.write(b"b")
+        stream.flush()
+        assert (save / "sub/a.bin").read_bytes() == b"b"
+        again = os.open(f"/proc/self/fd/{stream.fileno()}", os.O_WRONLY)
+        os.close(again)
+    run = save.parent.name
+    rows = [row for row in node.attempts("step-1") if row["run"] == run]
+    assert [row["state"] for row in rows][-1] == "open"
+    assert main(["abort", str(save)]) == 0

@@ -79,3 +79,18 @@ def test_another_text_is_no_job_key(text: str) -> None:
 )
 def test_a_rank_counts_only_with_its_world(environ: dict[str, str], expected: RankInfo) -> None:
     assert rank_from(environ) == expected
+
+
+def test_a_key_of_any_bytes_is_text():
+    """An environment holds any bytes, documents and databases hold text."""
+    told = b"nightly-\xff".decode("utf-8", "surrogateescape")
+    for environ in (
+        {"CKPTGATE_RUN_ID": told},
+        {"SLURM_JOB_ID": told},
+        {"TORCHELASTIC_RUN_ID": told, "MASTER_ADDR": told},
+    ):
+        key = job_key_from(environ, "node/1@2")
+        assert "nightly-\\xff" in str(key)
+        assert str(key).encode("utf-8")
+        assert key.is_shared
+        assert JobKey.parse(str(key)) == key

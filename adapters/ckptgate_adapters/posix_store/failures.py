@@ -17,6 +17,7 @@ from ckptgate.errors import (
     ExistsError,
     FullError,
     IntegrityError,
+    MisplacedError,
     MissingError,
     TransientStoreError,
     UnusableError,
@@ -26,9 +27,14 @@ __all__ = ["translate", "translated"]
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _UNUSABLE: Final = frozenset({
-    errno.EROFS, errno.EACCES, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTDIR,
-    errno.ELOOP, errno.EFBIG, errno.EMLINK, errno.EXDEV, errno.ENAMETOOLONG,
+    errno.EROFS, errno.EACCES, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EFBIG,
+    errno.EMLINK, errno.EXDEV, errno.ENAMETOOLONG,
 })  # fmt: skip
+_MISPLACED: Final = {
+    errno.ELOOP: "a symlink is in its place, and none is followed there",
+    errno.ENOTDIR: "a symlink or file is in the place of a directory above it",
+}
+_MISPLACED_HINT: Final = "ls -l names it; move it away, and put back what belongs there"
 _EXISTS: Final = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.EISDIR})
 _HINTS: Final = {
     errno.EROFS: "mount -o remount,rw (the store is mounted read-only)",
@@ -52,6 +58,9 @@ def translate(exc: OSError, subject: str, doing: str) -> CkptError:
         return FullError(msg, subject=subject, hint=hint, errno_value=code)
     if code in _EXISTS:
         return ExistsError(msg, subject=subject, errno_value=code)
+    if code in _MISPLACED:
+        msg = f"cannot {doing} {subject!r}: {_MISPLACED[code]}"
+        return MisplacedError(msg, subject=subject, hint=_MISPLACED_HINT, errno_value=code)
     if code in _UNUSABLE:
         return UnusableError(msg, subject=subject, hint=hint, errno_value=code)
     if code == errno.EBADMSG:

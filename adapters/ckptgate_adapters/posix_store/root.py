@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
-from ckptgate.errors import TransientStoreError, UnusableError
+from ckptgate.errors import MisplacedError, TransientStoreError
 from ckptgate.model.ids import check_relative_path
 from ckptgate.model.layout import GATEWAY_DIR, TEMP_PREFIX
 from ckptgate_adapters.posix_store import syscalls
@@ -228,7 +228,7 @@ def _open_regular(parent_fd: int, name: str) -> int:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         msg = f"not a regular file: {name!r}"
-        raise UnusableError(msg, subject=name)
+        raise MisplacedError(msg, subject=name, hint="ls -l; move it away")
     return fd
 
 

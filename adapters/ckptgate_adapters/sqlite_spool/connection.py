@@ -12,36 +12,26 @@ Thread rule: any thread. Not to be carried over a fork.
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import logging
-import math
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from ckptgate.errors import CkptError, InvalidNameError, UnusableError
-from ckptgate_adapters.sqlite_spool.failures import from_sqlite, holder
+from ckptgate_adapters.sqlite_spool.failures import from_sqlite
 from ckptgate_adapters.sqlite_spool.generation import Generation
 from ckptgate_adapters.sqlite_spool.kept import KeptRows, changes_kept, is_change, put
+from ckptgate_adapters.sqlite_spool.write_lock import BUSY_TIMEOUT_S, Waits, is_busy
 
 __all__ = ["BUSY_TIMEOUT_S", "WAL_BYTES_MAX", "Database", "Values", "connect"]
-
-_log = logging.getLogger(__name__)
 
 Values: TypeAlias = tuple[Any, ...]
 """One row as SQLite gives it."""
 
-BUSY_TIMEOUT_S: Final = 30.0
-_PAUSE_S: Final = 0.001
-"""Between looks whether another process has given the write lock back, at first."""
-_LONG_PAUSE_S: Final = 0.01
-"""The same once it is clear that this is no transaction of ours: those take milliseconds."""
-_LONG_S: Final = 0.2
 WAL_BYTES_MAX: Final = 8 * 1024 * 1024
 """Size of the journal from which `make_durable` moves it into the database; kept as a reserve."""
 _STATEMENTS_CACHED: Final = 512
@@ -90,17 +80,6 @@ def connect(path: str) -> sqlite3.Connection:
     return connection
 
 
-def _is_busy(error: sqlite3.Error) -> bool:
-    """Whether another process's lock was in the way."""
-    return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
-
-
-class _Patience(threading.local):
-    """How long this thread waits for other processes, s."""
-
-    limit_s = math.inf
-
-
 class Database:
     """Statements and transactions on one connection."""
 
@@ -118,11 +97,7 @@ class Database:
         self._marks: list[int] = []
         self._on_rollback: list[Callable[[], None]] = [self._kept.clear]
         self._moment = 0
-        # Its waits give the lock up, however often its thread has it.
-        self._looked = threading.Condition(self.lock)
-        self._is_looking = False
-        self._patience = _Patience()
-        self.busy_timeout_s = BUSY_TIMEOUT_S
+        self.waits: Final = Waits(self.lock, path)
         # SQLite's own waiting would keep the lock.
         connection.execute("PRAGMA busy_timeout = 0")
         self.serial = 0
@@ -208,54 +183,15 @@ class Database:
         try:
             return self._connection.execute(sql, values)
         except sqlite3.OperationalError as exc:
-            if self._depth or not _is_busy(exc):
+            if self._depth or not is_busy(exc):
                 raise self._translated(exc) from exc
         except (sqlite3.Error, UnicodeEncodeError, OverflowError) as exc:
             raise self._translated(exc) from exc
         # Reading waits for nobody's transaction: somebody recovers the database, or has all of it.
         try:
-            return self._wait_for(sql, values)
+            return self.waits.execute(self._connection, sql, values)
         except sqlite3.Error as exc:
             raise self._translated(exc) from exc
-
-    def _wait_for(self, sql: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
-        """Execute what another process's lock was in the way of, as soon as it isn't.
-
-        The lock of this process is given up in between. One thread looks at a time.
-
-        Raises:
-            sqlite3.Error: the other's lock stayed for `busy_timeout_s`, or this thread's patience.
-        """
-        began, limit_s = time.monotonic(), min(self.busy_timeout_s, self._patience.limit_s)
-        while self._is_looking and time.monotonic() - began < limit_s:
-            self._looked.wait(_LONG_PAUSE_S)
-        was_looking, self._is_looking = self._is_looking, True
-        try:
-            while True:
-                try:
-                    return self._connection.execute(sql, values)
-                except sqlite3.OperationalError as exc:
-                    waited_s = time.monotonic() - began
-                    if not _is_busy(exc) or waited_s >= limit_s:
-                        self._tell_locked(waited_s)
-                        raise
-                self._looked.wait(_LONG_PAUSE_S if waited_s > _LONG_S else _PAUSE_S)
-        finally:
-            self._is_looking = was_looking
-
-    def _tell_locked(self, waited_s: float) -> None:
-        if waited_s >= self.busy_timeout_s:
-            who = holder(self.path) or "unknown"
-            _log.warning("spool-locked waited_s=%.0f pid=%s database=%s", waited_s, who, self.path)
-
-    @contextlib.contextmanager
-    def patience(self, limit_s: float) -> Generator[None]:
-        """Inside, this thread waits no longer than that for another process's write lock."""
-        before, self._patience.limit_s = self._patience.limit_s, limit_s
-        try:
-            yield
-        finally:
-            self._patience.limit_s = before
 
     def after_commit(self, effect: Callable[[], None]) -> None:
         """Call *effect* when the present transaction is committed, without the lock.
@@ -336,9 +272,9 @@ class Database:
         try:
             self._connection.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as exc:
-            if not _is_busy(exc):
+            if not is_busy(exc):
                 raise
-            self._wait_for("BEGIN IMMEDIATE")
+            self.waits.execute(self._connection, "BEGIN IMMEDIATE")
 
     def end(self, *, is_failed: bool) -> None:
         """Finish what `begin` began; `_Transaction` only.

@@ -37,7 +37,7 @@ class TransactionPart:
 
     def patience(self, limit_s: float) -> AbstractContextManager[None]:
         """See `ports.spool.Transactions.patience`."""
-        return self._db.patience(limit_s)
+        return self._db.waits.patience(limit_s)
 
     def version(self) -> object:
         """See `ports.spool.Transactions.version`."""

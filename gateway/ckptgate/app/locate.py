@@ -179,7 +179,10 @@ def _pointer_target(where: str, s3: S3Section) -> str:
             return _last_line(store.pointer_content("", name) or "")
         return ""
     if os.path.islink(where):
-        return os.readlink(where)
+        # In a run a checkpoint's name means the checkpoint, whatever somebody put in its place.
+        is_in_run = os.path.isdir(os.path.join(head, GATEWAY_DIR))
+        is_meant = is_in_run and DEFAULT_PATTERNS.is_checkpoint(name)
+        return "" if is_meant else os.readlink(where)
     if not DEFAULT_PATTERNS.is_pointer(name) or not os.path.isfile(where):
         return ""
     with open(where, encoding="utf-8", errors="replace") as stream:

@@ -17,7 +17,7 @@ import blake3
 from ckptgate.engine.each_file import for_each_file
 from ckptgate.engine.manifests import DIGEST_BYTES, load_chunks, load_manifest, small_chunks
 from ckptgate.engine.ranges import Ranges
-from ckptgate.errors import IntegrityError, MissingError
+from ckptgate.errors import IntegrityError, MisplacedError, MissingError
 from ckptgate.model.documents import (
     MAX_DOCUMENT_BYTES,
     EntryType,
@@ -191,7 +191,7 @@ def _verify_file(store: Store, ranges: Ranges, run: str, entry: FileEntry) -> tu
         problems = _compare(ranges, key, entry, chunks)
         if store.read(key, entry.size, 1):
             problems.append(f"{entry.path}: {key} is longer than {entry.size} bytes")
-    except (IntegrityError, MissingError) as exc:
+    except (IntegrityError, MissingError, MisplacedError) as exc:
         return 0, [f"{entry.path}: {exc}"]
     return entry.size, problems
 

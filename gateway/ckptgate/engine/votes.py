@@ -59,6 +59,9 @@ SLOTS_MAX: Final = 1000
 FOLLOW_S: Final = 1.0
 """From a final vote to the first look for what others renamed since."""
 
+ASKED_MAX: Final = 16
+"""Other members that one without a file asks whether they have some."""
+
 _NOT_STORED: Final = frozenset(FileState) - {FileState.STORED}
 
 
@@ -304,14 +307,20 @@ class Voter:
         return self._membership.refresh_moves(attempt)
 
     def _is_bare(self, row: AttemptRow) -> bool:
-        """Whether there is nothing to commit: no file is left here, and nobody else takes part.
+        """Whether there is nothing to commit: no file is left here, and nobody else voted for one.
 
         A final vote would only keep its job from removing it, or from writing it, until it is given
-        up for that.
+        up for that. Who has files votes first. Of many others not all are read: then it votes.
         """
         if any(self._spool.count_files(row.id).values()):
             return False
-        return self._membership.member_ids(row.run, row.attempt) == [self._member]
+        others = set(self._membership.member_ids(row.run, row.attempt)) - {self._member}
+        if len(others) > ASKED_MAX:
+            return False
+        votes = self._membership.newest_votes(row.run, row.attempt, sorted(others))
+        return not any(
+            entry.type is EntryType.FILE for vote in votes.values() for entry in vote.entries
+        )
 
     def _may_be_final(self, row: AttemptRow) -> bool:
         # Not even when all ranks that wrote here have committed: another rank of this node may not

@@ -73,14 +73,23 @@ def job_key_from(environ: Mapping[str, str], session: str) -> JobKey:
         session: `<host>/<sid>@<start time>`, or "" if unknown.
     """
     if run_id := environ.get("CKPTGATE_RUN_ID"):
-        return JobKey(JobKind.RUN_ID, run_id)
+        return JobKey(JobKind.RUN_ID, _as_text(run_id))
     if job := environ.get("SLURM_JOB_ID"):
-        return JobKey(JobKind.SLURM, f"{job}+{environ.get('SLURM_RESTART_COUNT', '0')}")
+        restart = environ.get("SLURM_RESTART_COUNT", "0")
+        return JobKey(JobKind.SLURM, _as_text(f"{job}+{restart}"))
     elastic = environ.get("TORCHELASTIC_RUN_ID", "none")
     if elastic not in {"", "none"} and "MASTER_ADDR" in environ:
         master = f"{environ['MASTER_ADDR']}:{environ.get('MASTER_PORT', '')}"
-        return JobKey(JobKind.TORCHELASTIC, f"{elastic}@{master}")
+        return JobKey(JobKind.TORCHELASTIC, _as_text(f"{elastic}@{master}"))
     return JobKey(JobKind.SESSION, session) if session else OUTSIDE
+
+
+def _as_text(value: str) -> str:
+    r"""The value with bytes that aren't UTF-8 as `\xff`, the same on all nodes.
+
+    An environment holds any bytes; a key stands in documents and databases, which are text.
+    """
+    return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 WORLD_SIZE_MAX = 1_000_000

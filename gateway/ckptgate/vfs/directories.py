@@ -26,7 +26,7 @@ from ckptgate.ports.spool import (
 )
 from ckptgate.vfs import files, listing, names, pending, plain, revisions, times, visibility
 from ckptgate.vfs.attributes import entry_of
-from ckptgate.vfs.context import Context, Who
+from ckptgate.vfs.context import Context, MeanwhileError, Who
 from ckptgate.vfs.interface import Caller, Entry
 from ckptgate.vfs.liveness import record_writer
 from ckptgate.vfs.looking_again import have_asked_again
@@ -188,8 +188,12 @@ def rmdir(ctx: Context, caller: Caller, parent_ino: int, name: str) -> None:
 
 def _remove_root(ctx: Context, caller: Caller, parent: NodeRow, name: str, row: AttemptRow) -> None:
     if row.state in UNDECIDED:
-        # Raises ESTALE if it got decided while this waited.
-        revisions.writable(ctx, caller, ctx.node(row.root))
+        if row.is_voted and is_empty_attempt(ctx, row):
+            # Its vote says that nothing is here: whatever others decide, this is no part of it.
+            ctx.expect(lambda: _check_undecided(ctx, row))
+        else:
+            # Raises ESTALE if it got decided while this waited.
+            revisions.writable(ctx, caller, ctx.node(row.root))
         row = ctx.spool.attempt(row.id) or row
     visibility.filled(ctx, caller, row)
     _check_empty(ctx, row)
@@ -220,6 +224,14 @@ def _remove_root(ctx: Context, caller: Caller, parent: NodeRow, name: str, row: 
     ctx.invalidate(parent.ino, name)
     ctx.wake()
     _log.info("checkpoint-deleted run=%r name=%r by=%s", committed.run, name, who.key)
+
+
+def _check_undecided(ctx: Context, row: AttemptRow) -> None:
+    """Have the call done once more if the attempt was decided since it was looked at."""
+    now = ctx.spool.attempt(row.id)
+    if now is None or now.state not in UNDECIDED:
+        msg = f"{row.name!r} was decided meanwhile"
+        raise MeanwhileError(msg, subject=row.name)
 
 
 def _check_empty(ctx: Context, row: AttemptRow) -> None:

@@ -11,7 +11,7 @@ from ckptgate.errors import CkptError, MissingError
 from ckptgate.vfs.context import TAKEOVER, Context, RenewedError, stale
 from ckptgate.vfs.interface import Caller
 
-__all__ = ["have_asked_again", "replaced"]
+__all__ = ["has_come_again", "have_asked_again", "replaced"]
 
 _TAKEOVER_S = 5.0
 _REPLACED_S = 5.0
@@ -47,6 +47,32 @@ def have_asked_again(ctx: Context, caller: Caller, parent_ino: int, name: str) -
             ctx.memory.moving.popitem(last=False)
     msg = f"{name!r} is looked up once more before it is changed"
     raise RenewedError(msg, subject=name)
+
+
+def has_come_again(ctx: Context, caller: Caller, ino: int, begun: int) -> int | None:
+    """Whether a caller comes to a node once more that it was told to look up again.
+
+    It reaches the node by a descriptor then (`/proc/self/fd/N`), and no look-up leads elsewhere.
+
+    Args:
+        ctx: the vfs.
+        caller: who comes.
+        ino: the node.
+        begun: the revision that this call began for it, 0 for none.
+
+    Returns:
+        What the first call began, 0 for nothing; None if this is the first one.
+    """
+    key, now = (caller.pid, ino), ctx.clock.monotonic()
+    with ctx.lock:
+        marks = ctx.memory.begun
+        told = marks.pop(key, None)
+        if told is not None and now - told[0] <= _REPLACED_S:
+            return told[1]
+        marks[key] = (now, begun)
+        if len(marks) > _MARKS_MAX:
+            marks.popitem(last=False)
+    return None
 
 
 def replaced(ctx: Context, caller: Caller, ino: int, subject: str, why: str) -> CkptError:

@@ -69,6 +69,9 @@ class Memory:
         default_factory=OrderedDict[tuple[int, str], set[int]]
     )
     """(directory, name) that the kernel may not keep -> pids about to change it."""
+    begun: OrderedDict[tuple[int, int], tuple[float, int]] = field(
+        default_factory=OrderedDict[tuple[int, int], tuple[float, int]]
+    )
     replaced: OrderedDict[tuple[int, int], float] = field(
         default_factory=OrderedDict[tuple[int, int], float]
     )

@@ -18,10 +18,10 @@ from ckptgate.vfs import visibility, waits
 from ckptgate.vfs.context import Context, MeanwhileError, Who, stale
 from ckptgate.vfs.interface import Caller
 from ckptgate.vfs.liveness import record_writer
-from ckptgate.vfs.looking_again import replaced
+from ckptgate.vfs.looking_again import has_come_again, replaced
 from ckptgate.vfs.unused import is_nameless
 
-__all__ = ["name_is_kept", "revise", "touch", "writable", "writable_directory"]
+__all__ = ["by_descriptor", "name_is_kept", "revise", "touch", "writable", "writable_directory"]
 
 _log = logging.getLogger(__name__)
 
@@ -157,6 +157,46 @@ def revise(ctx: Context, who: Who, base: AttemptRow) -> AttemptRow:
     ctx.wake()
     _log.info("revision-starts run=%r name=%r base=%s", base.run, base.name, base.attempt)
     return row
+
+
+def by_descriptor(ctx: Context, caller: Caller, node: NodeRow, copy: NodeRow, begun: int) -> None:
+    """Refuse an open for writing of a committed file by the descriptor of another open.
+
+    A path leads to the revision's copy once it is looked up again; a descriptor doesn't. What the
+    first try began for nothing is given up.
+
+    Raises:
+        CkptError: EPERM, this is the second try.
+    """
+    first = has_come_again(ctx, caller, node.ino, begun)
+    if first is None:
+        return
+    row = ctx.spool.attempt(first) if first else None
+    if row is not None and row.id == copy.attempt:
+        with ctx.taking_over():
+            row = ctx.spool.attempt(first)
+            if row is not None and _is_as_its_base(ctx, row):
+                why = "nothing was changed in it"
+                ctx.spool.update_attempt(row.id, state=AttemptState.ABANDONED, reason=why)
+        if row is not None:
+            ctx.invalidate(row.run_ino, row.name)
+    msg = f"node {node.ino} is committed: only by its path a new version of it can be opened"
+    _log.warning("open-by-descriptor-refused ino=%d pid=%d", node.ino, caller.pid)
+    raise CkptError(msg, subject=str(node.ino), errno_value=errno.EPERM)
+
+
+def _is_as_its_base(ctx: Context, row: AttemptRow) -> bool:
+    """Whether a revision has nothing but what it began with."""
+    base = None if row.base is None else ctx.spool.attempt(row.base)
+    if base is None or row.state is not AttemptState.OPEN or ctx.spool.handles_of_attempt(row.id):
+        return False
+    theirs = dict(ctx.spool.tree(base.id))
+    mine = dict(ctx.spool.tree(row.id))
+    return mine.keys() == theirs.keys() and all(
+        dataclasses.replace(theirs[path], ino=node.ino, attempt=row.id, base=theirs[path].ino)
+        == node
+        for path, node in mine.items()
+    )
 
 
 def name_is_kept(row: AttemptRow, new_name: str) -> CkptError:

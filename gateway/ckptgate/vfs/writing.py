@@ -19,7 +19,7 @@ from ckptgate.formats.containers import claimed_container
 from ckptgate.model.layout import data_key, full_key
 from ckptgate.model.states import FileState
 from ckptgate.ports.spool import FileRow, LocalBytes, NodeRow, PendingKind, PendingRow
-from ckptgate.vfs import names, pending, pointers, revisions, stored
+from ckptgate.vfs import names, pending, pointers, revisions, stored, visibility
 from ckptgate.vfs.attributes import is_decided
 from ckptgate.vfs.bytes import copy_file, make_file
 from ckptgate.vfs.context import Context, RenewedError
@@ -153,8 +153,11 @@ def prepare_write(ctx: Context, caller: Caller, node: NodeRow, *, is_emptied: bo
     Raises:
         RenewedError: ESTALE, the name has a new node with such bytes now.
     """
+    known = visibility.copy_of(ctx, caller, node)
     target = revisions.writable(ctx, caller, node)
     if target.ino != node.ino:
+        begun = (target.attempt or 0) if known is None else 0
+        revisions.by_descriptor(ctx, caller, node, target, begun)
         # The kernel holds the committed node: it must look up the revision's.
         raise _renewed(target)
     place = _place_of(ctx, node)

@@ -276,6 +276,30 @@ def test_a_committed_tree_whose_files_were_removed_at_once_takes_changes(
     cluster.check_invariants()
 
 
+def test_a_sealed_tree_of_several_members_that_lost_all_files_takes_changes(
+    cluster: Cluster,
+) -> None:
+    """I12: each would wait for the other with a final vote on nothing, and so would `rm -rf`."""
+    nodes = [cluster.node(host) for host in ("a", "b")]
+    rows = [node.begin("step-1", job="run:one") for node in nodes]
+    nodes[0].write(rows[0], "a.txt", b"x")
+    cluster.settle(rounds=4)
+    for rank, (node, row) in enumerate(zip(nodes, rows, strict=True)):
+        node.commit(row, rank, 2)
+        for path, child in node.raw.tree(row.id):
+            with node.raw.transaction():
+                node.raw.unlink(row.root, path)
+                node.raw.drop_node(child.ino)
+    cluster.settle(rounds=20)
+    for node, row in zip(nodes, rows, strict=True):
+        assert (node.fresh(row).state, node.fresh(row).is_voted) == (AttemptState.SEALED, False)
+    assert "step-1" not in cluster.state().current
+    nodes[1].write(rows[1], "b.txt", b"y")
+    cluster.settle()
+    assert cluster.files("step-1") == {"b.txt": b"y"}
+    cluster.check_invariants()
+
+
 def test_a_member_without_a_file_votes_where_another_has_some(cluster: Cluster) -> None:
     nodes = [cluster.node(host) for host in ("a", "b")]
     rows = [node.begin("step-1", job="run:one") for node in nodes]

@@ -94,9 +94,12 @@ def test_threads_lose_no_increment(spool):
 
 def test_a_database_that_another_holds_for_too_long_is_busy(spool, monkeypatch):
     other = SqliteSpool.attach(spool.path)
-    other._db.busy_timeout_s = 0.02
+    other._db.waits.timeout_s = 0.02
     with spool.transaction():
-        with pytest.raises(BusyError, match="in use by another process"), other.transaction():
+        with (
+            pytest.raises(BusyError, match=f"in use by process {os.getpid()} "),
+            other.transaction(),
+        ):
             pass
         with pytest.raises(BusyError):
             other.set_meta("a", "b")
@@ -124,7 +127,7 @@ def test_while_another_process_has_the_write_lock_other_threads_go_on_reading(sp
         for thread in threads:
             thread.start()
         deadline = time.monotonic() + 10
-        while not other._db._is_looking:
+        while not other._db.waits.is_looking:
             assert time.monotonic() < deadline, "nobody waits for the lock"
         for _ in range(50):
             assert other.get_meta("a") == "1"
@@ -142,7 +145,7 @@ def test_reading_waits_for_who_has_all_of_the_database(spool):
     other = SqliteSpool.attach(spool.path)
     spool.set_meta("a", "1")
     held = sqlite3.connect(spool._db.path, isolation_level=None)
-    other._db.busy_timeout_s = 10
+    other._db.waits.timeout_s = 10
     calls = []
 
     def busy_once(sql, values=()):
