@@ -115,7 +115,10 @@ def tls_in_front_of(port: int, certificate: tuple[Path, Path]) -> Iterator[str]:
 
 
 def test_files_go_through_and_an_unknown_certificate_is_refused(
-    mini_bucket: Bucket, certificate: tuple[Path, Path], tmp_path: Path
+    mini_bucket: Bucket,
+    certificate: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """I1."""
     data = os.urandom(2 * PART + 7)
@@ -125,7 +128,11 @@ def test_files_go_through_and_an_unknown_certificate_is_refused(
         store = S3Store(mini_bucket.url, known)
         source = digested(str(tmp_path / "f"))
         assert store.put_all({"r/f": source}, VerifyMode.CHECKSUM) == {}
-        assert store.read("r/f", PART - 3, 6) == data[PART - 3 : PART + 3]
+        with monkeypatch.context() as patched:
+            # It is read directly.
+            patched.setattr(store, "_read", lambda *_: pytest.fail("through the client"))
+            assert store.read("r/f", PART - 3, 6) == data[PART - 3 : PART + 3]
+            assert store.read("r/f", 0, len(data)) == data
         store.close()
         store = S3Store(mini_bucket.url, dataclasses.replace(known, ca_bundle=""))
         with pytest.raises(UnusableError, match="isn't trusted") as raised:
