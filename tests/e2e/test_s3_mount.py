@@ -191,6 +191,9 @@ def test_options_win_over_the_environment(shared: BucketCluster):
     assert shared.cli("ls", url, "--config", file, **env).returncode == 0
     # By a mount's path the mount's own service is asked, whatever the caller's environment says.
     assert shared.cli("ls", shared.nodes[0].mnt / "options", **env).returncode == 0
+    # And by the bucket's where it says nothing.
+    for path in (f"{url}/step-1", f"{url}/latest"):
+        assert shared.cli("show", path, AWS_ENDPOINT_URL="").returncode == 0
 
 
 def test_an_export_is_whole_verified_and_never_over_something(shared: BucketCluster):

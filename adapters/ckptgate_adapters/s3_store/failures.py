@@ -240,6 +240,7 @@ _NO_CREDENTIALS: Final = (
     boto.SSOTokenLoadError, boto.TokenRetrievalError, boto.NoAuthTokenError,
     boto.InvalidConfigError, boto.RefreshWithMFAUnsupportedError,
 )  # fmt: skip
+_ENDPOINT_HINT: Final = "is it that service? --endpoint-url URL, or AWS_ENDPOINT_URL"
 _TRANSPORT: Final = (
     boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadError,
     boto.CredentialRetrievalError, boto.MetadataRetrievalError, boto.FlexibleChecksumError,
@@ -258,6 +259,8 @@ def from_transport(exc: Exception, operation: str, subject: str) -> CkptError:
         msg = f"cannot {doing} {subject!r}: the service's certificate isn't trusted"
         hint = "give the file of the service's certificate authority (ca_bundle)"
         return UnusableError(msg, subject=subject, hint=hint)
+    if isinstance(exc, (boto.EndpointConnectionError, boto.ConnectTimeoutError)):
+        return TransientStoreError(msg, subject=subject, hint=_ENDPOINT_HINT)
     if isinstance(exc, (*_TRANSPORT, ResponseParserError)):
         return TransientStoreError(msg, subject=subject)
     hint = "check the endpoint, the region and the profile"

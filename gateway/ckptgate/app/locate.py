@@ -103,7 +103,7 @@ def locate_run(path: str, s3: S3Section) -> Place:
     """
     where = _resolved(path)
     if is_url(where):
-        return Place(store=where, run="", name="", mount=None, s3=s3)
+        return Place(store=where, run="", name="", mount=None, s3=_spoken(where, s3))
     mount = find_mount(where)
     if mount is not None:
         run = os.path.relpath(where, mount.mountpoint)
@@ -126,7 +126,7 @@ def locate_address(path: str, s3: S3Section) -> Place:
     where = _resolved(path)
     mount = None if is_url(where) else find_mount(where)
     if mount is None:
-        return Place(store=where, run="", name="", mount=None, s3=s3)
+        return Place(store=where, run="", name="", mount=None, s3=_spoken(where, s3))
     address = joined(mount.store, below(where, mount.mountpoint) or ".")
     return Place(store=address, run="", name="", mount=mount, s3=_s3_of(mount, s3))
 
@@ -140,6 +140,7 @@ def locate_checkpoint(path: str, s3: S3Section) -> Place:
         TransientStoreError, UnusableError: the store was asked for a pointer, and failed.
     """
     where = _absolute(path)
+    s3 = _spoken(where, s3)
     target = _pointer_target(where, s3)
     if target:
         where = joined(split_address(where)[0], target)
@@ -298,6 +299,17 @@ def _s3_of(mount: MountInfo, otherwise: S3Section) -> S3Section:
     except (OSError, ConfigError):
         # Another user's spool: what this one's environment says has to do.
         return otherwise
+
+
+def _spoken(where: str, s3: S3Section) -> S3Section:
+    """How the bucket of *where* is spoken to: as the mount here that serves it does.
+
+    Unless *s3* says where the service is; a bucket's name means something at one service only.
+    """
+    if not is_url(where) or s3.endpoint_url or s3.profile:
+        return s3
+    found = _serving(where)
+    return _s3_of(found[0], s3) if found else s3
 
 
 def _unmounted(path: str, where: str) -> MissingError:
