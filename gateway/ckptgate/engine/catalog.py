@@ -236,6 +236,11 @@ class StoreCatalog:
         self._run_nodes[run] = run_ino
         return self._membership.find_open(run, run_ino, name, job_key)
 
+    def has_others(self, attempt: int) -> bool:
+        """See the port."""
+        row = self._spool.attempt(attempt)
+        return row is not None and len(self._membership.member_ids(row.run, row.attempt)) > 1
+
     def refresh_shared(self, attempt: int) -> bool:
         """See `Membership.refresh_shared`.
 

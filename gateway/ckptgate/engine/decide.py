@@ -25,6 +25,7 @@ from ckptgate.engine.patience import Patience
 from ckptgate.engine.seals import Sealer
 from ckptgate.engine.votes import Voter
 from ckptgate.errors import IntegrityError, RefusedError
+from ckptgate.formats.registry import WITHOUT_LATEST
 from ckptgate.model.documents import (
     MAX_DOCUMENT_BYTES,
     Intent,
@@ -323,6 +324,7 @@ class Decider:
             manifest=digest,
             base=manifest.base,
             pointers=self._pointers(case, votes),
+            implies_latest=verdict.format_name not in WITHOUT_LATEST,
         )
 
         def decide(state: RunState) -> Entry | None:

@@ -26,6 +26,7 @@ from ckptgate.model.closure import (
     is_edited,
     known_world_size,
     merge_votes,
+    stale_rank_files,
 )
 from ckptgate.model.documents import EntryType, FileEntry, Member, Vote
 from ckptgate.model.entries import SealEvent
@@ -182,7 +183,12 @@ class Judge:
         return self._logs.get(run).look(judge)
 
     def half_rewritten(
-        self, run: str, attempt: str, votes: Mapping[str, Vote], entries: Sequence[FileEntry]
+        self,
+        run: str,
+        attempt: str,
+        members: Mapping[str, Member],
+        votes: Mapping[str, Vote],
+        entries: Sequence[FileEntry],
     ) -> tuple[Missing, ...]:
         """What a revision that wrote some files of its base anew, after `assess`, left as it was.
 
@@ -196,7 +202,10 @@ class Judge:
         base = {entry.path: entry.key for entry in self._base(run, revised) if entry.key}
         expected = self._known[run, attempt].expected
         is_known = expected is not None and not expected.is_partial
-        counted = expected.files.keys() if expected is not None and is_known else base.keys()
+        counted = set(base)
+        if expected is not None and is_known:
+            world_size = known_world_size(expected, members, votes)
+            counted = set(expected.files) - stale_rank_files(expected, base, world_size)
         kept = [e.path for e in entries if e.path in counted and base.get(e.path) == e.key]
         anew = [e.path for e in entries if e.path in counted and base.get(e.path) != e.key]
         if not kept or not anew or (expected is not None and is_edited(anew, expected)):

@@ -38,6 +38,8 @@ _log = logging.getLogger(__name__)
 
 WALK_INTERVAL_S: Final = 60.0
 """Between looks at all plain files of the spool (open ones are looked at more often)."""
+LINK_KEPT_S: Final = 5.0
+"""How long others see a removed pointer to a file, and the file once no pointer names it."""
 _QUEUE: Final = "queue"
 
 
@@ -60,6 +62,7 @@ class Mirror:
         self._walk_at = -1e9
         self._is_behind = False
         self._said: set[tuple[str, str]] = set()
+        self._removed_at: dict[int, float] = {}
 
     def step(self) -> bool:
         """One pass; True if anything was done."""
@@ -270,9 +273,19 @@ class Mirror:
 
     def _whole_file(self, pending: PendingRow, path: str) -> bool:
         if pending.ino is None:
+            if self._is_needed(pending):
+                return False
             remove = lambda: self._store.plain_remove(path, is_dir=False)  # noqa: E731
             return self._try(path, f"remove {path}", remove) and self._show(pending, path, None)
         node = self._spool.node(pending.ino)
+        if node is not None and node.kind is NodeKind.SYMLINK:
+            return (
+                self._is_there(pending, path, node.target)
+                and self._try(
+                    path, f"link {path}", lambda: self._store.plain_symlink(path, node.target)
+                )
+                and self._show(pending, path, None)
+            )
         file = self._spool.file(node.file) if node and node.file is not None else None
         if node is None or file is None or file.state is not FileState.DIGESTED:
             return False
@@ -291,6 +304,33 @@ class Mirror:
             return False
         return self._show(pending, path, file)
 
+    def _is_needed(self, pending: PendingRow) -> bool:
+        """Whether what was removed is still to be seen: a pointer, or the file that one names.
+
+        A pointer is usually made again; and other nodes may know its old value for a moment.
+        """
+        now = self._clock.monotonic()
+        if any(
+            node.kind is NodeKind.SYMLINK and node.target == pending.name
+            for _, node in self._spool.children(pending.parent)
+        ):
+            self._removed_at[pending.id] = now
+        return now - self._removed_at.setdefault(pending.id, now) < LINK_KEPT_S
+
+    def _is_there(self, pending: PendingRow, path: str, target: str) -> bool:
+        """Whether the file is published that the pending link names."""
+        if any(
+            row.ino is not None for row in self._spool.pending(parent=pending.parent, name=target)
+        ):
+            return False
+        if self._spool.child(pending.parent, target) is not None:
+            return True
+        try:
+            self._store.plain_stat(f"{path.rpartition('/')[0]}/{target}".lstrip("/"))
+        except OSError:
+            return False
+        return True
+
     def _show(self, pending: PendingRow, path: str, file: FileRow | None) -> bool:
         """Make the new version the one that everybody sees."""
         with self._spool.transaction():
@@ -302,14 +342,15 @@ class Mirror:
             old = self._spool.child(pending.parent, pending.name)
             if old is not None:
                 self._spool.unlink(pending.parent, pending.name)
-            if pending.ino is not None and file is not None:
+            if pending.ino is not None:
                 self._spool.link(pending.parent, pending.name, pending.ino)
-                self._spool.update_node(
-                    pending.ino, plain_path=path, size=file.size, mtime_ns=file.mtime_ns
-                )
+                self._spool.update_node(pending.ino, plain_path=path)
+            if pending.ino is not None and file is not None:
+                self._spool.update_node(pending.ino, size=file.size, mtime_ns=file.mtime_ns)
                 self._spool.update_file(file.file, state=FileState.STORED)
                 self._put[pending.ino] = (file.size, file.mtime_ns)
             self._spool.drop_pending(pending.id)
+        self._removed_at.pop(pending.id, None)
         self._invalidations.name(pending.parent, pending.name)
         if old is not None and old.ino != pending.ino:
             # Only the mount knows when nobody reads it any more.

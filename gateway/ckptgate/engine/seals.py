@@ -152,7 +152,7 @@ class Sealer:
         if not missing and row.base is not None and is_shared_job(row.job_key):
             # A person may change one file; a job that saves again writes all of them.
             entries = verdict.entries
-            missing = self._judge.half_rewritten(row.run, row.attempt, final, entries)
+            missing = self._judge.half_rewritten(row.run, row.attempt, members, final, entries)
         self._show(row, [str(item) for item in missing])
         return not missing
 

@@ -2,7 +2,9 @@
 
 Owns the rule that there is no commit event: each rank's file is there and nobody writes any more,
 or somebody says so. Which models, optimizers and schedulers there are no file says; those below the
-highest number of a row must be there. No state; any thread.
+highest number of a row must be there. Of all that lies beside a checkpoint it takes the number in
+the name, and fails where there is none: so a `latest` of the gateway's own would end the training.
+No state; any thread.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ class Accelerate(Layout):
     """The format as `base.Format`; shards, DCP and DeepSpeed in it are their formats' matter."""
 
     name = "accelerate"
+    allows_latest = False
     own: ClassVar[re.Pattern[str]] = _RANDOM
     parts: ClassVar[PartNames] = (
         ("model", re.compile(r"(?:pytorch_)?model.*\.(?:safetensors|bin)|pytorch_model.*/.*")),

@@ -93,6 +93,11 @@ class Format(Protocol):
         """Stable; stands in manifests."""
         ...
 
+    @property
+    def allows_latest(self) -> bool:
+        """Whether the framework bears a name of somebody else's beside its checkpoints."""
+        ...
+
     def recognise(self, paths: Collection[str], name: str) -> bool:
         """Whether a checkpoint *name* with files of these relative paths is of this format."""
         ...

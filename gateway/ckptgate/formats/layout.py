@@ -22,6 +22,8 @@ class Layout(ABC):
 
     name: str
     """Stable; stands in manifests."""
+    allows_latest: bool = True
+    """Whether the framework bears a name of somebody else's beside its checkpoints."""
     own: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
     """Paths that only this format has."""
     parts: ClassVar[PartNames] = ()

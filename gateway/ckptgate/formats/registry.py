@@ -31,6 +31,7 @@ from ckptgate.model.closure import ExpectedSet
 
 __all__ = [
     "FORMATS",
+    "WITHOUT_LATEST",
     "by_name",
     "commit_event",
     "expected",
@@ -62,6 +63,10 @@ FORMATS: Final[tuple[Format, ...]] = (
 )
 NESTED: Final[tuple[Format, ...]] = (_DCP, _DEEPSPEED, _WEIGHTS)
 """Those that are found inside of others; each looks for its own in all folders."""
+
+
+WITHOUT_LATEST: Final = frozenset(known.name for known in FORMATS if not known.allows_latest)
+"""Beside whose checkpoints the gateway puts no `latest` of its own."""
 
 
 def recognise(paths: Collection[str], name: str = "") -> Format | None:

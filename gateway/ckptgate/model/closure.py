@@ -31,6 +31,7 @@ __all__ = [
     "known_world_size",
     "merge_votes",
     "names_pattern",
+    "stale_rank_files",
 ]
 
 _NUMBER: Final = re.compile(r"[0-9]+")
@@ -125,7 +126,8 @@ def closure(
         missing += _absent_ranks(event, expected, members, votes, waiting)
         missing += _without_rank_files(expected, files, members, votes, waiting)
         if event is SealEvent.FORMAT and not all_ranks_committed(votes):
-            missing += _not_anew(expected, files, base, who)
+            world_size = known_world_size(expected, members, votes)
+            missing += _not_anew(expected, files, base, who, world_size)
     if expected is not None and not expected.is_partial:
         return tuple(missing)
     if event is SealEvent.EXPLICIT:
@@ -217,7 +219,11 @@ def _uncovered(
 
 
 def _not_anew(
-    expected: ExpectedSet, files: Iterable[Voted], base: Sequence[FileEntry], who: _Owners
+    expected: ExpectedSet,
+    files: Iterable[Voted],
+    base: Sequence[FileEntry],
+    who: _Owners,
+    world_size: int | None,
 ) -> Iterator[Missing]:
     """Files that a revision still has from its base, though the format wrote all of its set anew.
 
@@ -225,7 +231,8 @@ def _not_anew(
     are in the place of the new ones.
     """
     before = {entry.path: entry.key for entry in base}
-    entries = [voted.entry for voted in files if voted.entry.path in expected.files]
+    counted = expected.files.keys() - stale_rank_files(expected, expected.files, world_size)
+    entries = [voted.entry for voted in files if voted.entry.path in counted]
     if is_edited([e.path for e in entries if before.get(e.path) != e.key], expected):
         return
     for entry in entries:
@@ -311,6 +318,21 @@ def absent_rank_files(
         for rank in range(count):
             if rank not in there:
                 yield rank, template.removeprefix("*/").format(rank=rank)
+
+
+def stale_rank_files(
+    expected: ExpectedSet, paths: Collection[str], world_size: int | None
+) -> frozenset[str]:
+    """Those of *paths* that a rank wrote which is no more, when there were more of them."""
+    if world_size is None:
+        return frozenset()
+    patterns = [_rank_pattern(template) for template in expected.rank_files]
+    return frozenset(
+        path
+        for path in paths
+        for pattern in patterns
+        if (found := pattern.fullmatch(path)) and int(found[1]) >= world_size
+    )
 
 
 def _rank_pattern(template: str) -> re.Pattern[str]:

@@ -85,6 +85,7 @@ class Commit(Document, frozen=True, kw_only=True, tag="COMMIT"):
         manifest: digest of its manifest.
         base: the attempt that it is a revision of, whose bytes its manifest may name; "" for none.
         pointers: that moved with it.
+        implies_latest: whether the gateway's own `latest` moves with it.
     """
 
     attempt: str
@@ -92,6 +93,7 @@ class Commit(Document, frozen=True, kw_only=True, tag="COMMIT"):
     manifest: str
     base: str = ""
     pointers: tuple[PointerValue, ...] = ()
+    implies_latest: bool = True
 
     def __post_init__(self) -> None:
         check_attempt_id(self.attempt)

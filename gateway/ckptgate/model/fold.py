@@ -255,7 +255,8 @@ class FoldedRun:
         for value in entry.pointers:
             self.owned_pointers.add(value.pointer)
             self._move(value, seal_index)
-        if LATEST not in self.owned_pointers and not self.is_checkpoint(LATEST):
+        is_implied = entry.implies_latest and LATEST not in self.owned_pointers
+        if is_implied and not self.is_checkpoint(LATEST):
             self._move(_implied_latest(name), seal_index)
 
     def _fold_abort(self, entry: Abort, index: int, member: str) -> None:

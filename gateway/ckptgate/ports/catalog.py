@@ -86,6 +86,10 @@ class Catalog(Protocol):
         """
         ...
 
+    def has_others(self, attempt: int) -> bool:
+        """Whether other members are registered in a joined attempt; asks the store."""
+        ...
+
     def refresh_shared(self, attempt: int) -> bool:
         """Take over directories and closed, stored files of the attempt's other members.
 

@@ -7,10 +7,11 @@ stays visible to its incarnation. Any thread.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -29,7 +30,14 @@ from ckptgate.ports.spool import (
 )
 from ckptgate.vfs.context import Context, Who
 
-__all__ = ["has_live_writer", "is_hidden", "mark_torn", "record_writer", "sweep_dead_handles"]
+__all__ = [
+    "has_live_writer",
+    "is_hidden",
+    "is_left_whole",
+    "mark_torn",
+    "record_writer",
+    "sweep_dead_handles",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -110,6 +118,23 @@ def is_hidden(ctx: Context, row: AttemptRow, who: Who) -> bool:
     return not _is_whole(ctx, row, known, files)
 
 
+def is_left_whole(ctx: Context, row: AttemptRow) -> bool | None:
+    """Whether an open attempt that nobody writes any more holds all that its format expects.
+
+    Files of other members count as far as they were taken over; what the format reads of them is
+    fetched. May block.
+
+    Returns:
+        None where a file is torn or no format tells: what other members have changes nothing.
+    """
+    ctx.apply_closes()
+    files = ctx.spool.files_of_attempt(row.id)
+    known = registry.recognise([path for path, _, _ in files], row.name)
+    if known is None or any(_is_torn(ctx, file) for _, _, file in files):
+        return None
+    return _is_covered(known, _SpoolTree(ctx, files, is_fetching=True), row, of_part=None)
+
+
 def _is_torn(ctx: Context, file: FileRow) -> bool:
     if file.evidence.is_torn:
         return True
@@ -138,11 +163,16 @@ def _has_live_caller(ctx: Context, row: AttemptRow) -> bool:
 class _SpoolView:
     """A spool file for the formats."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(
+        self, path: str, size: int, fetch: Callable[[int, int], None] | None = None
+    ) -> None:
         self._path = path
-        self.size = os.stat(path).st_size
+        self._fetch = fetch
+        self.size = size
 
     def read(self, offset: int, length: int) -> bytes:
+        if self._fetch is not None:
+            self._fetch(offset, min(length, self.size - offset))
         fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             return os.pread(fd, length, offset)
@@ -151,17 +181,29 @@ class _SpoolView:
 
 
 class _SpoolTree:
-    """An attempt's files for the formats."""
+    """An attempt's files for the formats; of other members' only the names, without fetching."""
 
-    def __init__(self, ctx: Context, files: list[tuple[str, NodeRow, FileRow]]) -> None:
+    def __init__(
+        self,
+        ctx: Context,
+        files: list[tuple[str, NodeRow, FileRow]],
+        *,
+        is_fetching: bool = False,
+    ) -> None:
         self._ctx = ctx
+        self._is_fetching = is_fetching
         self._files = {path: (node, file) for path, node, file in files}
 
     def files(self) -> Mapping[str, int]:
         return {path: self._size(*pair) for path, pair in self._files.items()}
 
     def open(self, path: str) -> _SpoolView:
-        return _SpoolView(self._ctx.spool.data_path(self._files[path][1].file))
+        node, file = self._files[path]
+        data = self._ctx.spool.data_path(file.file)
+        if file.local is LocalBytes.FULL or not self._is_fetching:
+            return _SpoolView(data, os.stat(data).st_size)
+        fetch = functools.partial(self._ctx.catalog.fetch, file.file)
+        return _SpoolView(data, node.size, fetch)
 
     def _size(self, node: NodeRow, file: FileRow) -> int:
         if file.local is not LocalBytes.FULL:
@@ -179,18 +221,24 @@ def _is_whole(
     remembered = ctx.memory.wholeness.get(row.id)
     if remembered is not None and remembered[0] == row.write_ns:
         return remembered[1]
-    tree = _SpoolTree(ctx, files)
-    try:
-        sizes = tree.files()
-        expected = registry.expected(known, tree)
-        # Where a format speaks of a part only, nobody knows.
-        result = expected.is_partial or is_covered(expected, sizes, row.world_size)
-    except (CkptError, OSError) as exc:
-        _log.info("attempt-not-whole name=%s problem=%s", row.name, exc)
-        result = False
+    # Where a format speaks of a part only, nobody knows.
+    result = bool(_is_covered(known, _SpoolTree(ctx, files), row, of_part=True))
     with ctx.lock:
         ctx.memory.wholeness[row.id] = (row.write_ns, result)
     return result
+
+
+def _is_covered(
+    known: Format, tree: _SpoolTree, row: AttemptRow, *, of_part: bool | None
+) -> bool | None:
+    """Whether all that is expected is there; *of_part* if the format speaks of a part only."""
+    try:
+        sizes = tree.files()
+        expected = registry.expected(known, tree)
+    except (CkptError, OSError) as exc:
+        _log.info("attempt-not-whole name=%s problem=%s", row.name, exc)
+        return False
+    return of_part if expected.is_partial else is_covered(expected, sizes, row.world_size)
 
 
 def mark_torn(ctx: Context, file: FileRow) -> FileRow:

@@ -72,6 +72,8 @@ def unlink_outer(ctx: Context, caller: Caller, parent: NodeRow, name: str, found
         # Others go on seeing what the log says.
         target = logged.target
         pending.put(ctx, who, parent, name, None, PendingKind.POINTER, target=target)
+    elif pending.is_pointed(ctx, parent, name):
+        pending.put(ctx, who, parent, name, None, PendingKind.WHOLE)
     elif found.what is What.PENDING and ctx.spool.child(parent.ino, name) is None:
         pending.drop_own(ctx, who, parent, name)
         if names.is_whole(ctx, parent, name):
@@ -133,6 +135,9 @@ def place_symlink(ctx: Context, caller: Caller, parent: NodeRow, name: str, node
         if checkpoint or (view is not None and name in view.pointers):
             who = ctx.who(caller)
             pending.put(ctx, who, parent, name, node.ino, PendingKind.POINTER, target=checkpoint)
+            return 0.0
+        if pending.names_file(ctx, parent, node.target):
+            pending.put(ctx, ctx.who(caller), parent, name, node.ino, PendingKind.WHOLE)
             return 0.0
     pending.drop_own(ctx, ctx.who(caller), parent, name)
     pending.place_plain(ctx, parent, name, node)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 
-from ckptgate.model.states import AttemptState
+from ckptgate.model.states import UNDECIDED, AttemptState
 from ckptgate.ports.catalog import RunView
 from ckptgate.ports.spool import (
+    NodeKind,
     NodeRow,
     PendingKind,
     PendingRow,
@@ -23,8 +24,11 @@ from ckptgate.vfs.unused import drop_if_unused
 __all__ = [
     "decide",
     "drop_own",
+    "is_awaited",
+    "is_pointed",
     "last_view",
     "names_checkpoint",
+    "names_file",
     "pending_of",
     "place_plain",
     "put",
@@ -50,8 +54,15 @@ def put(
     *,
     target: str = "",
 ) -> PendingRow:
-    """Make *ino* (None: nothing) what the caller's incarnation sees under that name."""
-    drop_own(ctx, who, parent, name)
+    """Make *ino* (None: nothing) what the caller's incarnation sees under that name.
+
+    A pointer's value before that stays for the commit of its target, if that is still to come: else
+    nobody would know then what the framework's pointer was.
+    """
+    for old in ctx.spool.pending(parent=parent.ino, name=name):
+        is_kept = kind is PendingKind.POINTER and ino is not None and old.target != target
+        if old.job_key == who.key and not (is_kept and is_awaited(ctx, old)):
+            _drop(ctx, old)
     row = ctx.spool.add_pending(
         PendingRow(
             id=0,
@@ -71,11 +82,30 @@ def put(
 def drop_own(ctx: Context, who: Who, parent: NodeRow, name: str) -> None:
     """Forget the incarnation's pending values of that name."""
     for row in ctx.spool.pending(parent=parent.ino, name=name):
-        if row.job_key != who.key:
-            continue
-        ctx.spool.drop_pending(row.id)
-        if row.ino is not None:
-            drop_if_unused(ctx, row.ino, is_forgotten=False)
+        if row.job_key == who.key:
+            _drop(ctx, row)
+
+
+def _drop(ctx: Context, row: PendingRow) -> None:
+    ctx.spool.drop_pending(row.id)
+    if row.ino is not None:
+        drop_if_unused(ctx, row.ino, is_forgotten=False)
+
+
+def _drop_others(ctx: Context, row: PendingRow, target: str = "") -> None:
+    """Forget the incarnation's earlier values of that name; with *target* those that name it."""
+    for other in ctx.spool.pending(parent=row.parent, name=row.name):
+        is_own = other.id != row.id and other.job_key == row.job_key
+        if is_own and target in {"", other.target}:
+            _drop(ctx, other)
+
+
+def is_awaited(ctx: Context, row: PendingRow) -> bool:
+    """Whether it is a pointer to a checkpoint of its job that is yet to be decided."""
+    if row.kind is not PendingKind.POINTER or row.ino is None or not row.target:
+        return False
+    found = ctx.spool.attempts(run_ino=row.parent, name=row.target, states=UNDECIDED)
+    return any(attempt.job_key == row.job_key for attempt in found)
 
 
 def last_view(ctx: Context, run: str) -> RunView | None:
@@ -106,6 +136,27 @@ def names_checkpoint(ctx: Context, parent: NodeRow, content: str) -> str:
     return text if ctx.patterns.is_checkpoint(text) else ""
 
 
+def names_file(ctx: Context, parent: NodeRow, content: str) -> bool:
+    """Whether a link with that content names a whole file beside it: it is published after that."""
+    return "/" not in content and names.is_whole(ctx, parent, content)
+
+
+def is_pointed(ctx: Context, parent: NodeRow, name: str) -> bool:
+    """Whether a name that all see is a pointer to a file beside it, or a file that one points to.
+
+    Others go on seeing it until the pointer has moved: the job removes both before that.
+    """
+    child = ctx.spool.child(parent.ino, name)
+    if child is None or child.attempt is not None:
+        return False
+    if child.kind is NodeKind.SYMLINK:
+        return names.is_pointer(ctx, parent, name) and names_file(ctx, parent, child.target)
+    if not names.is_whole(ctx, parent, name):
+        return False
+    links = (ctx.spool.child(parent.ino, link) for link in ctx.patterns.pointers)
+    return any(link is not None and link.target == name for link in links)
+
+
 def _known_names(ctx: Context, parent: NodeRow) -> list[str]:
     """Names of checkpoints in the directory, newest last."""
     found = [row.name for row in ctx.spool.attempts(run_ino=parent.ino, states=_LIVE_STATES)]
@@ -132,6 +183,7 @@ def decide(
     """
     text = pointers.read_text(ctx, node)
     target = "" if text is None else names_checkpoint(ctx, parent, text)
+    _drop_others(ctx, row, target)
     if target:
         ctx.spool.update_pending(row.id, target=target)
         events.after_pointer(ctx, who, parent.ino, target, row.name)

@@ -276,6 +276,7 @@ def _leave_plain(ctx: Context, caller: Caller, move: _Move, node: NodeRow) -> No
     row = move.found.pending
     if row is not None:
         ctx.spool.drop_pending(row.id)
+        pending.drop_own(ctx, ctx.who(caller), move.parent, move.name)
     if ctx.spool.child(move.parent.ino, move.name) is None:
         return
     path = names.plain_path(move.parent, move.name)

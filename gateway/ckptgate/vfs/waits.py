@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import functools
 import logging
+from typing import Final
 
 from ckptgate.errors import BusyError, TransientStoreError
 from ckptgate.model.jobkey import JobKey
-from ckptgate.model.states import UNDECIDED, AttemptState
+from ckptgate.model.states import UNDECIDED, AttemptState, FileState
 from ckptgate.ports.catalog import RunView
-from ckptgate.ports.spool import AttemptRow, NodeRow
+from ckptgate.ports.spool import AttemptRow, FileRow, NodeRow, PendingKind
 from ckptgate.vfs.context import Context, Who, stale
 from ckptgate.vfs.interface import Caller
-from ckptgate.vfs.liveness import has_live_writer, is_hidden
+from ckptgate.vfs.liveness import has_live_writer, is_left_whole
 
 __all__ = ["decided", "must_settle", "refresh_shared", "settle", "wait_to_resume"]
 
 _log = logging.getLogger(__name__)
+
+VOTES_WAIT_S: Final = 5.0
+"""After its ranks are dead, until every member has voted for what it has of an open attempt."""
 
 
 def _is_shared(row: AttemptRow) -> bool:
@@ -80,7 +84,8 @@ def wait_to_resume(
 ) -> RunView:
     """At a new shared job's first look into a run, wait for sealed attempts to be decided.
 
-    And those of this node that are whole and of a dead job, which are sealed once they are stored.
+    And those that a dead job left whole, which are sealed once they are stored. Where this node has
+    a part only, others may have the rest: that is known once they have voted.
 
     Returns:
         The run as it is then.
@@ -88,16 +93,21 @@ def wait_to_resume(
     run = parent.plain_path or ""
     if not who.is_shared or (who.key, run) in ctx.memory.resumed:
         return view
-    waiting = _foreign_undecided(ctx, who, run, view) + _held(ctx, who, parent)
+    began = ctx.clock.monotonic()
+    left = _left_open(ctx, who, parent)
+    if left:
+        ctx.need_block(caller)
+    held = _held(ctx, left, began) + _on_their_way(ctx, who, parent)
+    waiting = _foreign_undecided(ctx, who, run, view) + held
     if waiting:
         ctx.need_block(caller)
         _log.info("resume-waits run=%r for=%s", run, ",".join(waiting))
-    deadline = ctx.clock.monotonic() + ctx.settings.resume_wait_s
-    while waiting and ctx.clock.monotonic() < deadline:
+    while waiting and ctx.clock.monotonic() < began + ctx.settings.resume_wait_s:
         ctx.waker.wake()
         ctx.clock.sleep(max(ctx.settings.poll_interval_s, ctx.settings.view_age_s))
         view = ctx.catalog.view(run, ctx.settings.view_age_s)
-        held = _held(ctx, who, parent)
+        held = _held(ctx, _left_open(ctx, who, parent), began)
+        held += _on_their_way(ctx, who, parent)
         waiting = [item for item in waiting if item in view.undecided or item in held]
     if waiting:
         _log.warning("resume-goes-on-without run=%r undecided=%s", run, ",".join(waiting))
@@ -116,18 +126,59 @@ def _foreign_undecided(ctx: Context, who: Who, run: str, view: RunView) -> list[
     return found
 
 
-def _held(ctx: Context, who: Who, run: NodeRow) -> list[str]:
-    """Attempts of other jobs with an early event that are whole here and get no more writes."""
+def _left_open(ctx: Context, who: Who, run: NodeRow) -> list[AttemptRow]:
+    """Open attempts of other jobs that are shared and get no more writes here."""
     return [
-        row.attempt
+        row
         for row in ctx.spool.attempts(run_ino=run.ino, states=(AttemptState.OPEN,))
-        if row.detail
-        and row.attempt
+        if row.attempt
+        and row.is_joined
         and row.job_key != who.key
         and _is_shared(row)
+        # Of a revision its base's files are there anyway.
+        and (row.base is None or row.detail)
         and not has_live_writer(ctx, row)
-        and not is_hidden(ctx, row, who)
     ]
+
+
+def _held(ctx: Context, left: list[AttemptRow], began: float) -> list[str]:
+    """Those of the attempts that are whole, or may be with what other members are yet to vote."""
+    is_early = ctx.clock.monotonic() < began + VOTES_WAIT_S
+    return [row.attempt for row in left if _may_be_whole(ctx, row, is_early=is_early)]
+
+
+def _on_their_way(ctx: Context, who: Who, run: NodeRow) -> list[str]:
+    """Files of other jobs, complete as far as is known, that are yet to be published."""
+    found: list[str] = []
+    for row in ctx.spool.pending(parent=run.ino):
+        if row.kind is not PendingKind.WHOLE or row.ino is None or row.job_key == who.key:
+            continue
+        node = ctx.spool.node(row.ino)
+        file = None if node is None or node.file is None else ctx.spool.file(node.file)
+        if _is_shared_key(row.job_key) and file is not None and _is_complete(file):
+            found.append(row.name)
+    return found
+
+
+def _is_complete(file: FileRow) -> bool:
+    evidence = file.evidence
+    is_sound = not evidence.problem and not evidence.has_hole and not evidence.is_torn
+    return file.state is not FileState.OPEN and is_sound
+
+
+def _may_be_whole(ctx: Context, row: AttemptRow, *, is_early: bool) -> bool:
+    """Whether it is whole, or whether it is too early to say so."""
+    is_whole = is_left_whole(ctx, row)
+    if is_whole or is_whole is None:
+        return bool(is_whole)
+    try:
+        if not ctx.catalog.has_others(row.id):
+            return False
+        ctx.catalog.refresh_shared(row.id)
+    except TransientStoreError as exc:
+        ctx.store_is_away(exc, "resume")
+        return is_early
+    return is_early or bool(is_left_whole(ctx, row))
 
 
 def _unsettled(ctx: Context, ino: int, *, is_close: bool) -> list[AttemptRow]:

@@ -161,14 +161,14 @@ def prepare_write(ctx: Context, caller: Caller, node: NodeRow, *, is_emptied: bo
         # The kernel holds the committed node: it must look up the revision's.
         raise _renewed(target)
     place = _place_of(ctx, node)
-    if place is not None and place.pending is None and _gets_pending(ctx, place, node):
+    if place is not None and _gets_pending(ctx, place, node):
         _start_pending(ctx, caller, place, node, is_emptied=is_emptied)
         raise _renewed(node)
     if node.file is not None and not is_frozen(ctx, node, file_of(ctx, node)):
         with ctx.change():
             now = ctx.node(node.ino)
             place = _place_of(ctx, now)
-            if place is not None and place.pending is None and _gets_pending(ctx, place, now):
+            if place is not None and _gets_pending(ctx, place, now):
                 # The publisher has just made it what everybody sees.
                 _start_pending(ctx, caller, place, now, is_emptied=is_emptied)
                 raise _renewed(node)
@@ -216,9 +216,14 @@ def _emptied(ctx: Context, *, is_emptied: bool) -> dict[str, object]:
 
 
 def _gets_pending(ctx: Context, place: _Place, node: NodeRow) -> bool:
-    """Whether a write to this visible name makes a new version that is held."""
+    """Whether a write to this name makes a new version that is held.
+
+    What is held already is written in place, unless the commit of its target is to publish it.
+    """
     if node.attempt is not None:
         return False
+    if place.pending is not None:
+        return pending.is_awaited(ctx, place.pending)
     return pending_kind(ctx, place.parent, place.name) is not None or node.plain_path is None
 
 

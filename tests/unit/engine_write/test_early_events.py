@@ -222,3 +222,32 @@ def test_a_step_that_is_saved_again_waits_for_every_rank_s_new_file(cluster: Clu
     cluster.settle()
     assert cluster.files("checkpoint-4")[LATE] == torch_file({"b": 2})
     assert cluster.files("checkpoint-4")["optimizer.pt"] == torch_file({"a": 1})
+
+
+@pytest.mark.parametrize("is_said", [True, False])
+def test_a_step_that_is_saved_again_by_fewer_ranks_waits_for_those_only(
+    cluster: Cluster, is_said: bool
+) -> None:
+    """Files of ranks that are no more stay behind, and nobody will write them anew."""
+    node = cluster.node("a")
+    row = node.begin("checkpoint-4", world_size=4)
+    write(node, row, hf_trainer(ranks=4))
+    early(node, row)
+    cluster.settle()
+    base = node.fresh(row)
+    assert base.state is AttemptState.COMMITTED
+    row = node.begin("checkpoint-4", base=base, world_size=2)
+    states = [path for path in hf_trainer() if path.endswith((".pt", ".pth"))]
+    anew = {path: torch_file({"new": path}) for path in states}
+    anew["trainer_state.json"] = b'{"global_step": 5}'
+    anew |= {"model.safetensors": safetensors_file(2)}
+    anew["training_args.bin"] = arguments(world_size=2) if is_said else torch_file({"lost": 1})
+    write(node, row, without(anew, LATE))
+    early(node, row)
+    wait(cluster, 20)
+    assert node.fresh(row).state is AttemptState.OPEN
+    write(node, row, {LATE: anew[LATE]}, rank=1)
+    cluster.settle()
+    cluster.check_invariants()
+    assert node.fresh(row).state is AttemptState.COMMITTED, node.fresh(row).missing
+    assert cluster.files("checkpoint-4")[LATE] == anew[LATE]

@@ -199,6 +199,57 @@ def test_a_whole_file_replaces_its_old_version_only_when_it_is_valid(cluster: Cl
     assert len(node.raw.pending()) == 1
 
 
+def held(node: StagedNode, name: str, ino: int | None) -> None:
+    node.raw.add_pending(
+        PendingRow(
+            id=0, parent=ROOT_INO, name=name, ino=ino, kind=PendingKind.WHOLE, job_key=SESSION
+        )
+    )
+
+
+def link(node: StagedNode, name: str, target: str) -> None:
+    root = node.raw.node(ROOT_INO)
+    assert root is not None
+    made = replace(root, ino=0, kind=NodeKind.SYMLINK, target=target, plain_path=name)
+    held(node, name, node.raw.add_node(made).ino)
+
+
+def test_a_link_to_a_file_comes_after_it_and_goes_after_the_next_one(cluster: Cluster) -> None:
+    """I5: whoever reads the link in the store finds the file that it names."""
+    node = cluster.node("a")
+
+    def stored(*, is_settled: bool = True) -> set[str]:
+        if is_settled:
+            cluster.settle()
+        else:
+            for _ in range(5):
+                node.step()
+        found = {entry.name for entry in cluster.store.plain_list("")}
+        return found & {"last.ckpt", "a.npz", "b.npz"}
+
+    link(node, "last.ckpt", "a.npz")
+    assert stored() == set()
+    whole_file(node, "a.npz", npz())
+    assert stored() == {"last.ckpt", "a.npz"}
+    # Both are removed, and the link is made anew before the file that it names is there.
+    held(node, "a.npz", None)
+    held(node, "last.ckpt", None)
+    assert stored(is_settled=False) == {"last.ckpt", "a.npz"}
+    (removed,) = node.raw.pending(name="last.ckpt")
+    node.raw.drop_pending(removed.id)
+    link(node, "last.ckpt", "b.npz")
+    assert stored() == {"last.ckpt", "a.npz"}
+    whole_file(node, "b.npz", npz())
+    # Other nodes may know the old link for a moment.
+    assert stored(is_settled=False) == {"last.ckpt", "a.npz", "b.npz"}
+    assert stored() == {"last.ckpt", "b.npz"}
+    assert node.raw.pending() == []
+    # One that isn't made anew goes after a while.
+    held(node, "last.ckpt", None)
+    assert stored(is_settled=False) == {"last.ckpt", "b.npz"}
+    assert stored() == {"b.npz"}
+
+
 def test_a_torn_whole_file_without_a_proof_is_not_published(cluster: Cluster) -> None:
     node = cluster.node("a")
     whole_file(node, "weights.bin", b"unknown bytes", is_torn=True)

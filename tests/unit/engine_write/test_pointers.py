@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from tests.engine_harness import RUN, Cluster
 from tests.unit.engine_write.test_saves import SESSION, entries, save
+from tests.unit.formats.builders import safetensors_file
 
 from ckptgate.engine.settling import Settling
 from ckptgate.model.entries import Point
@@ -26,6 +29,34 @@ def test_a_pointer_moves_only_with_its_commit(cluster: Cluster) -> None:
     assert cluster.store.pointer_content(RUN, "latest") == "step-2"
     assert cluster.store.plain_stat(f"{RUN}/latest").kind == "file"
     assert node.raw.pending() == []
+
+
+def test_a_text_that_was_written_again_before_its_commit_is_a_text_in_it(cluster: Cluster) -> None:
+    """I5: a link in its place would be followed by the next start's `open(latest, "w")`."""
+    node = cluster.node("a")
+    rows = [node.begin(f"step-{step}", job=SESSION) for step in (1, 2)]
+    for row in rows:
+        node.write(row, "a.txt", b"1", rank=0)
+        node.point("latest", row.name, content=row.name, job=SESSION)
+    for row in rows:
+        node.commit(row)
+        cluster.settle()
+        assert cluster.store.pointer_content(RUN, "latest") == row.name
+        assert cluster.store.plain_stat(f"{RUN}/latest").kind == "file"
+    assert node.raw.pending() == []
+
+
+def test_beside_accelerate_s_checkpoints_there_is_no_name_of_ours(cluster: Cluster) -> None:
+    """It takes the number in every name that it finds there, and fails without one."""
+    node = cluster.node("a")
+    files = {"random_states_0.pkl": pickle.dumps({}), "model.safetensors": safetensors_file()}
+    save(node, "checkpoint_0", files)
+    cluster.settle()
+    assert set(cluster.state().current) == {"checkpoint_0"}
+    assert cluster.state().pointers == {}
+    save(node, "step-1", {"a.txt": b"1"})
+    cluster.settle()
+    assert set(cluster.state().pointers) == {"latest"}
 
 
 def test_an_older_commit_that_comes_late_does_not_move_latest_back(cluster: Cluster) -> None:

@@ -40,9 +40,9 @@ def torch_file(value: Any = None) -> bytes:
     return out.getvalue()
 
 
-def safetensors_file() -> bytes:
+def safetensors_file(value: int = 0) -> bytes:
     header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
-    return struct.pack("<Q", len(header)) + header + bytes(8)
+    return struct.pack("<Q", len(header)) + header + bytes([value] * 8)
 
 
 def index_file(shards: list[str]) -> bytes:

@@ -87,6 +87,7 @@ class FakeCatalog:
         self.plain_bytes: dict[str, bytes] = {}
         self.others: dict[str, AttemptRow] = {}
         self.refreshes = 0
+        self.is_on_several_nodes = False
         self.on_refresh = lambda: False
         self.fresh = True
         self.fetched: list[tuple[int, int, int]] = []
@@ -153,6 +154,9 @@ class FakeCatalog:
 
     def find_open(self, run: str, run_ino: int, name: str, job_key: str) -> AttemptRow | None:
         return self.others.get(name)
+
+    def has_others(self, attempt: int) -> bool:
+        return self.is_on_several_nodes
 
     def refresh_shared(self, attempt: int) -> bool:
         self.refreshes += 1

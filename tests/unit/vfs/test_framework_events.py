@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 from tests.unit.formats.builders import dcp, deepspeed, hf_trainer, torch_file
 
-from ckptgate.model.states import AttemptState
+from ckptgate.model.states import AttemptState, FileState
+from ckptgate.ports.spool import LocalBytes, NodeKind
 
 
 def write(world, name, files):
@@ -126,3 +128,54 @@ def test_a_new_job_waits_for_what_a_dead_one_had_finished_and_only_that(world, i
     world.clock.on_sleep = decide
     world.names(world.s)
     assert len(slept) == (3 if is_whole else 0)
+
+
+@pytest.mark.parametrize("is_voted", [True, False])
+def test_a_new_job_waits_for_what_other_nodes_have_of_a_dead_one_s_checkpoint(world, is_voted):
+    """I11: this node has a part of it only; whether that is all, the other's vote tells."""
+    world.mkdir(world.a, "checkpoint-4")
+    files = hf_trainer()
+    late = files.pop("rng_state_1.pth")
+    write(world, "checkpoint-4", files)
+    row = world.attempt("checkpoint-4")
+    world.spool.update_attempt(
+        row.id, attempt="checkpoint-4.0", is_joined=True, job_key="run:train-6"
+    )
+    world.die(world.a)
+    world.catalog.is_on_several_nodes = True
+    waited: list[float] = []
+
+    def take_over():
+        if is_voted and world.clock.monotonic() - began > 2 and not waited:
+            waited.append(world.clock.monotonic())
+            file = world.spool.add_file(state=FileState.STORED, local=LocalBytes.NONE).file
+            node = world.spool.node(row.root)
+            node = world.spool.add_node(
+                replace(node, ino=0, kind=NodeKind.FILE, size=len(late), file=file)
+            )
+            world.spool.link(row.root, "rng_state_1.pth", node.ino)
+        return False
+
+    def decide():
+        if waited and world.clock.monotonic() - waited[0] > 20:
+            world.spool.update_attempt(row.id, state=AttemptState.ABANDONED)
+
+    world.catalog.on_refresh = take_over
+    world.clock.on_sleep = decide
+    began = world.clock.monotonic()
+    world.names(world.s)
+    # In vain for as long as a vote may take; else until it is decided.
+    assert world.clock.monotonic() - began == pytest.approx(22 if is_voted else 5, abs=1)
+
+
+def test_a_partial_index_is_not_waited_for(world):
+    """Nobody knows whether there is more: silence may seal it or not."""
+    world.mkdir(world.a, "step-1")
+    write(world, "step-1", {"model-00001-of-00001.safetensors": b"x"})
+    world.write(world.a, "step-1/model.safetensors.index.json", b'{"weight_map": {}}')
+    row = world.attempt("step-1")
+    world.spool.update_attempt(row.id, attempt="step-1.0", is_joined=True, job_key="run:train-6")
+    world.die(world.a)
+    began = world.clock.monotonic()
+    world.names(world.s)
+    assert world.clock.monotonic() == began

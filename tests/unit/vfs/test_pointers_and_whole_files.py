@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
 from ckptgate.model.documents import PointerKind, PointerValue
 from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.spool import ROOT_INO, NodeKind, PendingKind, PlainOpKind
+from ckptgate.ports.store import PlainEntry, PlainKind
 from ckptgate.vfs.context import RenewedError
 
 
@@ -52,6 +54,28 @@ def test_a_text_pointer_is_decided_when_it_is_closed(world):
     assert _pending(world, "latest")[0].target == "global_step5"
     assert world.read(world.a, "latest") == b"global_step5\n"
     assert not world.exists(world.b, "latest")
+
+
+def _texts(world, name):
+    nodes = [world.spool.node(row.ino) for row in _pending(world, name)]
+    return [Path(world.spool.data_path(node.file)).read_bytes() for node in nodes]
+
+
+def test_a_text_that_is_written_again_stays_for_the_commit_of_what_it_named(world):
+    """I5: else that commit would know nothing of the framework's pointer, and make a link."""
+    for step in (5, 6, 7):
+        world.mkdir(world.a, f"global_step{step}")
+    for step in (5, 6, 6):
+        world.write(world.a, "latest", f"global_step{step}".encode())
+        assert world.read(world.a, "latest") == f"global_step{step}".encode()
+    assert [row.target for row in _pending(world, "latest")] == ["global_step5", "global_step6"]
+    assert _texts(world, "latest") == [b"global_step5", b"global_step6"]
+    # What will never be committed needs none.
+    world.spool.update_attempt(world.attempt("global_step5").id, state=AttemptState.ABORTED)
+    world.write(world.a, "latest", b"global_step7")
+    assert [row.target for row in _pending(world, "latest")] == ["global_step6", "global_step7"]
+    world.unlink(world.a, "latest")
+    assert _pending(world, "latest") == []
 
 
 def test_a_tracker_with_a_number_names_the_checkpoint_that_ends_with_it(world):
@@ -129,11 +153,41 @@ def test_a_pending_value_that_the_log_had_once_is_still_what_the_job_wrote(world
 
 
 def test_a_pointer_to_something_else_is_a_plain_link(world):
-    world.write(world.a, "epoch=1.ckpt", b"x")
-    world.publish_whole("epoch=1.ckpt")
-    world.symlink(world.a, "epoch=1.ckpt", "last.ckpt")
+    world.symlink(world.a, "logs/today", "latest")
+    assert world.readlink(world.b, "latest") == "logs/today"
+    assert _pending(world, "latest") == []
+
+
+def test_a_pointer_to_a_file_and_what_it_pointed_to_stay_for_others_until_it_moved(world):
+    """I5: as Lightning does it with `save_last="link"` and one checkpoint to keep."""
+    for step in (1, 2):
+        world.write(world.a, f"epoch={step}.ckpt", b"x")
+        if step == 2:
+            world.unlink(world.a, "epoch=1.ckpt")
+            world.unlink(world.a, "last.ckpt")
+            assert not world.exists(world.a, "last.ckpt")
+            assert world.readlink(world.b, "last.ckpt") == "epoch=1.ckpt"
+        world.symlink(world.a, f"epoch={step}.ckpt", "last.ckpt")
+        assert world.readlink(world.a, "last.ckpt") == f"epoch={step}.ckpt"
+        assert [row.kind for row in _pending(world, "last.ckpt")] == [PendingKind.WHOLE]
+        if step == 1:
+            assert not world.exists(world.b, "last.ckpt")
+            for name in ("epoch=1.ckpt", "last.ckpt"):
+                world.publish_whole(name)
+            world.catalog.plain["last.ckpt"] = PlainEntry(
+                name="last.ckpt",
+                kind=PlainKind.SYMLINK,
+                size=12,
+                mode=0o777,
+                mtime_ns=1,
+                uid=0,
+                gid=0,
+                target="epoch=1.ckpt",
+            )
+    assert not world.exists(world.a, "epoch=1.ckpt")
     assert world.readlink(world.b, "last.ckpt") == "epoch=1.ckpt"
-    assert _pending(world, "last.ckpt") == []
+    assert world.exists(world.b, "epoch=1.ckpt")
+    assert not world.exists(world.b, "epoch=2.ckpt")
 
 
 def test_a_text_that_names_nothing_is_a_live_file(world):
