@@ -122,12 +122,11 @@ def is_left_whole(ctx: Context, row: AttemptRow) -> bool | None:
     """Whether an open attempt that nobody writes any more holds all that its format expects.
 
     Files of other members count as far as they were taken over; what the format reads of them is
-    fetched. May block.
+    fetched. May block; nothing may be noted of closes, as this is no place for a change.
 
     Returns:
         None where a file is torn or no format tells: what other members have changes nothing.
     """
-    ctx.apply_closes()
     files = ctx.spool.files_of_attempt(row.id)
     known = registry.recognise([path for path, _, _ in files], row.name)
     if known is None or any(_is_torn(ctx, file) for _, _, file in files):

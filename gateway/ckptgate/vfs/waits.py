@@ -168,6 +168,9 @@ def _is_complete(file: FileRow) -> bool:
 
 def _may_be_whole(ctx: Context, row: AttemptRow, *, is_early: bool) -> bool:
     """Whether it is whole, or whether it is too early to say so."""
+    if ctx.closes.has_any():
+        # They are taken into the spool's rows within milliseconds.
+        return is_early
     is_whole = is_left_whole(ctx, row)
     if is_whole or is_whole is None:
         return bool(is_whole)
