@@ -272,6 +272,26 @@ def test_a_reader_of_what_is_only_in_the_store_goes_on_over_a_killed_mount(made:
 
 
 @pytest.mark.full
+def test_who_has_the_directory_open_reads_one_save_and_who_goes_by_path_the_newest(made: Made):
+    """I8: between two opens by path the name may come to mean the next save."""
+    with made() as c:
+        (node,) = c.nodes
+        step = node.mnt / "run/step-1"
+        for fill in (b"1", b"2"):
+            code = "import os, sys; os.makedirs(sys.argv[1], exist_ok=True)\n"
+            code += "for n in 'ab': open(f'{sys.argv[1]}/{n}', 'w').write(sys.argv[2] * 1000)\n"
+            code += "os.setxattr(sys.argv[1], 'user.ckptgate.commit', b'all')"
+            done = job(code, step, fill.decode(), run_id=f"job{fill.decode()}")
+            assert done.returncode == 0, done.stderr
+            until("the commit", partial(is_tree, step, {"a": fill * 1000, "b": fill * 1000}))
+            if fill == b"1":
+                held = os.open(step, os.O_RDONLY | os.O_DIRECTORY)
+        with os.fdopen(os.open("b", os.O_RDONLY, dir_fd=held), "rb") as old:
+            assert old.read() == b"1" * 1000
+        os.close(held)
+
+
+@pytest.mark.full
 def test_a_node_that_was_killed_goes_on_at_its_next_mount(made: Made):
     """I10, I11: kill -9 of all its processes while the other rank hasn't begun."""
     with made(nodes=2) as c:
