@@ -105,12 +105,10 @@ class Observer:
         what = self._verdicts.get((place, before))
         if what is None:
             what = self._read(path)
-            # What changed or went meanwhile is looked at again. (That a file of another node went
-            # is known here after a second.)
-            for _ in range(20 if what and not is_newest else 1):
-                if _look_of(path) != before:
-                    return
-                time.sleep(0.1 if what and not is_newest else 0)
+            # What changed or went meanwhile is looked at again. That a file of another node went is
+            # known here after a second.
+            if _look_of(path) != before or (what and not is_newest and _goes(path)):
+                return
             self._verdicts[place, before] = what
         if what:
             self.wrong.add(Sight(place, path.name, what, is_newest))
@@ -127,6 +125,14 @@ class Observer:
         if found["files"] != expected["files"]:
             return f"has {found['files']}, not {expected['files']}"
         return "" if found["digest"] == expected["digest"] else "other contents"
+
+
+def _goes(path: Path) -> bool:
+    """Whether it goes within two seconds."""
+    deadline = time.monotonic() + 2
+    while path.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not path.exists()
 
 
 def _names(path: Path) -> list[str]:

@@ -57,4 +57,6 @@ def cell(results: Sequence[Result]) -> str:
     }
     total = len(results)
     bad = [f"{what} {n}/{total}" if total > 1 else what for what, n in counts.items() if n]
+    if total > 1 and not bad:
+        return f"ok {total}/{total}"
     return ", ".join(bad) or "ok"
