@@ -120,7 +120,7 @@ class Settling:
         if node is None or not is_committed or self._is_being_saved(log.run, pending):
             return False
         value = pending_value(self._spool, pending.name, node, pending.target)
-        if value is None:
+        if value is None or not self._is_still_said(pending, node):
             return False
         is_pointed = not self._is_folded(log, value)
         if is_pointed and not self._point(log, pending, value):
@@ -165,6 +165,17 @@ class Settling:
             row = self._spool.attempt_by_id(log.run, id_)
             if row is not None:
                 self._spool.drop_meta(VOTED_META.format(attempt=row.id))
+
+    def _is_still_said(self, pending: PendingRow, node: NodeRow) -> bool:
+        """Whether what was just read is the pending value, and not what is being written there.
+
+        Its target is noted when its writer closes it: until then the text may name another one.
+        """
+        with self._spool.transaction():
+            known = self._spool.pending(parent=pending.parent, name=pending.name)
+            handles = [] if node.file is None else self._spool.handles(file=node.file)
+            is_open = any(handle.pid and not handle.is_closed for handle in handles)
+            return pending in known and not is_open
 
     def _has_writer(self, node: NodeRow) -> bool:
         """Whether anybody has it open who could write it, closed by its opener or not."""

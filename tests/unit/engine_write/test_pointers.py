@@ -11,6 +11,7 @@ from tests.unit.formats.builders import safetensors_file
 
 from ckptgate.engine.settling import Settling
 from ckptgate.model.entries import Point
+from ckptgate.ports.spool import HandleRow
 
 
 def test_a_pointer_moves_only_with_its_commit(cluster: Cluster) -> None:
@@ -44,6 +45,26 @@ def test_a_text_that_was_written_again_before_its_commit_is_a_text_in_it(cluster
         assert cluster.store.pointer_content(RUN, "latest") == row.name
         assert cluster.store.plain_stat(f"{RUN}/latest").kind == "file"
     assert node.raw.pending() == []
+
+
+def test_a_text_that_is_just_written_again_is_not_taken_for_the_one_before(cluster: Cluster) -> None:
+    """I5: its target is still the committed one, its bytes name the next."""
+    node = cluster.node("a")
+    save(node, "step-1", {"a.txt": b"1"}, job=SESSION)
+    cluster.settle()
+    node.point("latest", "step-1", content="step-2", job=SESSION)
+    (row,) = node.raw.pending()
+    assert row.ino is not None
+    held = node.raw.node(row.ino)
+    assert held is not None and held.file is not None
+    handle = HandleRow(fh=node.raw.next_handle(), ino=row.ino, file=held.file, pid=1, start=1)
+    node.raw.add_handle(handle)
+    cluster.settle()
+    assert cluster.store.pointer_content(RUN, "latest") == "step-1"
+    assert cluster.state().pointers["latest"].value.content == "step-1"
+    node.raw.update_handle(handle.fh, is_closed=True)
+    cluster.settle()
+    assert cluster.state().pointers["latest"].value.content == "step-2"
 
 
 def test_beside_accelerate_s_checkpoints_there_is_no_name_of_ours(cluster: Cluster) -> None:
