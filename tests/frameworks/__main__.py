@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 import traceback
@@ -28,6 +29,8 @@ def main() -> int:
     parser.add_argument("--faults", default=",".join(FAULTS), help="of those, by commas")
     parser.add_argument("--places", default="raw,ckptgate")
     words = parser.parse_args()
+    # Mounts must not outlive a run that is ended early.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     results: list[Result] = []
     if words.results and words.results.exists():
         lines = words.results.read_text().splitlines()

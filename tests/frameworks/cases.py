@@ -18,20 +18,20 @@ from tests.frameworks.trainings.known import needs
 __all__ = ["SEALS", "check", "prepared"]
 
 SEALS: Final = {
-    "dcp": ("dcp", "format"),
-    "dcp-thread": ("dcp", "format"),
-    "dcp-process": ("dcp", "format"),
+    "dcp": ("dcp", "dcp-metadata"),
+    "dcp-thread": ("dcp", "dcp-metadata"),
+    "dcp-process": ("dcp", "dcp-metadata"),
     "dcp-hf": ("weights", "quiescence"),
     "dcp-hf-shards": ("dcp-hf", "quiescence"),
-    "zero1": ("deepspeed", "format"),
-    "zero2": ("deepspeed", "format"),
-    "zero3": ("deepspeed", "format"),
-    "trainer": ("hf-trainer", "format"),
+    "zero1": ("deepspeed", "deepspeed-latest"),
+    "zero2": ("deepspeed", "deepspeed-latest"),
+    "zero3": ("deepspeed", "deepspeed-latest"),
+    "trainer": ("hf-trainer", "hf-trainer-state"),
     "accelerate": ("accelerate", "quiescence"),
     "orbax": ("orbax", "rename"),
-    "orbax-file": ("orbax", "format"),
-    "megatron": ("megatron", "format"),
-    "torchsnapshot": ("torchsnapshot", "format"),
+    "orbax-file": ("orbax", "orbax-commit"),
+    "megatron": ("megatron", "megatron-metadata"),
+    "torchsnapshot": ("torchsnapshot", "torchsnapshot-metadata"),
 }
 """As what its checkpoints are committed, and by which event; Lightning's are single files."""
 
@@ -57,7 +57,8 @@ def check(made: Matrix, fault: str) -> None:
     if fault.startswith("kill") and made.name != "lightning-async":
         assert result.resumed, "the second start began from nothing"
     if made.name in SEALS:
-        assert set(_seals(made, fault).values()) == {SEALS[made.name]}
+        seals = _seals(made, fault)
+        assert set(seals.values()) == {SEALS[made.name]}, seals
 
 
 def _seals(made: Matrix, fault: str) -> dict[str, tuple[str, str]]:
