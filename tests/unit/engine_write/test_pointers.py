@@ -47,7 +47,7 @@ def test_a_text_that_was_written_again_before_its_commit_is_a_text_in_it(cluster
     assert node.raw.pending() == []
 
 
-def test_a_text_that_is_just_written_again_is_not_taken_for_the_one_before(cluster: Cluster) -> None:
+def test_a_text_that_is_just_written_again_is_not_taken_for_the_last_one(cluster: Cluster) -> None:
     """I5: its target is still the committed one, its bytes name the next."""
     node = cluster.node("a")
     save(node, "step-1", {"a.txt": b"1"}, job=SESSION)
@@ -56,7 +56,8 @@ def test_a_text_that_is_just_written_again_is_not_taken_for_the_one_before(clust
     (row,) = node.raw.pending()
     assert row.ino is not None
     held = node.raw.node(row.ino)
-    assert held is not None and held.file is not None
+    assert held is not None
+    assert held.file is not None
     handle = HandleRow(fh=node.raw.next_handle(), ino=row.ino, file=held.file, pid=1, start=1)
     node.raw.add_handle(handle)
     cluster.settle()
