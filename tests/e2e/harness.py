@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ckptgate.app.asking import ask
 from ckptgate.app.registry import MountInfo, find_mount
 from ckptgate.errors import CkptError
 from ckptgate_adapters.channels import control_call
@@ -114,8 +115,10 @@ class Gateway:
         return pid
 
     def status(self) -> dict[str, Any]:
-        """The daemon's report."""
-        return control_call(str(self.spool), {"op": "status"})
+        """The daemon's report; a mount is there a moment before its publisher answers."""
+        request = {"op": "status"}
+        info = find_mount(str(self.mnt))
+        return ask(info, request) if info else control_call(str(self.spool), request)
 
     def attempts(self, name: str) -> list[dict[str, Any]]:
         """The report's rows of one checkpoint."""

@@ -12,6 +12,7 @@ from typing import Final
 
 import blake3
 
+from ckptgate.engine.durable import start_writing
 from ckptgate.errors import IntegrityError
 from ckptgate.vfs.bytes import data_ranges
 from ckptgate_adapters.posix_store import syscalls
@@ -26,6 +27,8 @@ _NO_CLONE: Final = frozenset({
     errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EPERM,
     errno.EACCES, errno.EBADF, errno.ETXTBSY, errno.EISDIR,
 })  # fmt: skip
+_AHEAD_BYTES: Final = 8 * 1024 * 1024
+"""The disk begins with so many while the next are copied."""
 
 
 def copy_bytes(source_fd: int, fd: int, size: int, subject: str) -> None:
@@ -52,8 +55,13 @@ def _copy_range(source_fd: int, fd: int, start: int, end: int, subject: str) -> 
     done = _copy_in_kernel(source_fd, fd, start, end)
     if done < end:
         os.lseek(fd, done, os.SEEK_SET)
+        started = done
         for part in _parts(source_fd, done, end, subject):
             syscalls.write(fd, part)
+            done += len(part)
+            if done - started >= _AHEAD_BYTES:
+                start_writing(fd, started, done - started)
+                started = done
 
 
 def _parts(source_fd: int, start: int, end: int, subject: str) -> Iterator[memoryview]:
