@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
 import pytest
+from tests.facilities import lacking
 from tests.s3 import servers
 
 pytest.register_assert_rewrite("ckptgate.testing")
@@ -25,11 +26,8 @@ def require() -> Callable[[object, str], None]:
     """`require(condition, reason)`: skip where a facility is missing, but fail in CI."""
 
     def check(condition: object, reason: str) -> None:
-        if condition:
-            return
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"missing in CI: {reason}", pytrace=False)
-        pytest.skip(reason)
+        if not condition:
+            lacking(reason)
 
     return check
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.facilities import lacking
 
 from ckptgate.errors import CkptError
 from ckptgate_adapters.fuse import MountOptions, channel
@@ -175,7 +176,7 @@ def need_mount() -> None:
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         if os.environ.get("CI") == "true":
             pytest.fail("no /dev/fuse")
-        pytest.skip("no /dev/fuse")
+        lacking("no /dev/fuse")
 
 
 @contextlib.contextmanager
@@ -186,7 +187,7 @@ def mounted(root: Path, **options: Any) -> Iterator[Toy]:
     except CkptError as exc:
         if os.environ.get("CI") == "true":
             raise
-        pytest.skip(f"cannot mount: {exc}")
+        lacking(f"cannot mount: {exc}")
     try:
         yield toy
     finally:
@@ -703,7 +704,7 @@ def test_writing_goes_on_through_ten_kills(plain: Toy) -> None:
 
 def test_without_the_right_to_pass_through_the_server_moves_the_bytes(tmp_path: Path) -> None:
     if shutil.which("setpriv") is None:
-        pytest.skip("no setpriv")
+        lacking("no setpriv")
     with mounted(tmp_path, is_unprivileged=True) as toy:
         for name in ("a", "b"):
             (toy.mnt / name).write_bytes(b"x" * 100_000)
@@ -717,7 +718,7 @@ def test_without_the_right_to_pass_through_the_server_moves_the_bytes(tmp_path: 
 def test_what_does_not_pass_through_is_read_in_large_requests(tmp_path: Path) -> None:
     """The kernel's own default asks for 128 KiB at once."""
     if shutil.which("setpriv") is None:
-        pytest.skip("no setpriv")
+        lacking("no setpriv")
     with mounted(tmp_path, is_unprivileged=True) as toy:
         data = os.urandom(8 << 20)
         (toy.mnt / "f").write_bytes(data)

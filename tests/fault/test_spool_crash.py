@@ -14,6 +14,7 @@ import sys
 import time
 
 import pytest
+from tests.facilities import lacking
 
 from ckptgate.errors import CkptError, FullError, UnusableError
 from ckptgate.model.states import FileState
@@ -165,7 +166,7 @@ def small_disk(path, *options: str):
     path.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", str(path)]
     if os.getuid() != 0 or subprocess.run(command, check=False, capture_output=True).returncode:
-        pytest.skip("needs root and the right to mount a tmpfs")
+        lacking("needs root and the right to mount a tmpfs")
     try:
         yield path
     finally:

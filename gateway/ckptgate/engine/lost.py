@@ -17,10 +17,10 @@ from typing import Final
 from ckptgate.engine.node import Node
 from ckptgate.engine.runlog import RunLog
 from ckptgate.engine.sightings import Graces, Reclaimed, Sightings
-from ckptgate.errors import IntegrityError, InvalidNameError, MissingError, UnusableError
+from ckptgate.errors import IntegrityError, MissingError, UnusableError
 from ckptgate.model.documents import MAX_DOCUMENT_BYTES, Intent, decode, digest_of
 from ckptgate.model.entries import Abort, Entry
-from ckptgate.model.ids import check_attempt_id
+from ckptgate.model.ids import is_attempt_id
 from ckptgate.model.layout import attempts_prefix, intent_key
 from ckptgate.model.reclaim import Part, PartKind
 from ckptgate.model.rules import RunState
@@ -47,7 +47,7 @@ class Lost:
         """Attempts that the store has and the log doesn't speak of."""
         known = log.look(lambda state: frozenset(state.attempts))
         names = self._store.children(attempts_prefix(log.run))
-        return [name for name in names if name not in known and _is_attempt(name)]
+        return [name for name in names if name not in known and is_attempt_id(name)]
 
     def abort(
         self,
@@ -112,11 +112,3 @@ class Lost:
             return None if attempt in state.attempts else Abort(attempt=attempt, reason=why)
 
         log.append(decide)
-
-
-def _is_attempt(name: str) -> bool:
-    try:
-        check_attempt_id(name)
-    except InvalidNameError:
-        return False
-    return True

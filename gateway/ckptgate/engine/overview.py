@@ -15,8 +15,8 @@ from typing import Any, Final
 from ckptgate.engine.rolls import Rolls
 from ckptgate.engine.runlog import RunLog
 from ckptgate.engine.status import RunStatus, run_status
-from ckptgate.errors import InvalidNameError, MissingError
-from ckptgate.model.ids import check_attempt_id, split_attempt_id
+from ckptgate.errors import MissingError
+from ckptgate.model.ids import is_attempt_id, split_attempt_id
 from ckptgate.model.layout import attempts_prefix, join_key
 from ckptgate.model.rules import AttemptPhase, AttemptView, RunState
 from ckptgate.model.states import AttemptState
@@ -131,7 +131,7 @@ def _attempts(store: Store, log: RunLog, rolls: Rolls) -> Iterator[AttemptOvervi
             yield _undecided(log, rolls, view.attempt, view.name, SEALED)
     known = {view.attempt for view in views}
     for attempt in store.children(attempts_prefix(log.run)):
-        if attempt not in known and _is_attempt(attempt):
+        if attempt not in known and is_attempt_id(attempt):
             yield _undecided(log, rolls, attempt, split_attempt_id(attempt)[0], OPEN)
 
 
@@ -169,11 +169,3 @@ def _undecided(log: RunLog, rolls: Rolls, attempt: str, name: str, state: str) -
         members=tuple(members),
         missing=tuple(missing),
     )
-
-
-def _is_attempt(name: str) -> bool:
-    try:
-        check_attempt_id(name)
-    except InvalidNameError:
-        return False
-    return True

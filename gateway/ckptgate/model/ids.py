@@ -29,6 +29,7 @@ __all__ = [
     "check_name",
     "check_relative_path",
     "chunk_count",
+    "is_attempt_id",
     "make_attempt_id",
     "parents_of",
     "split_attempt_id",
@@ -153,6 +154,15 @@ def check_attempt_id(text: str) -> AttemptId:
     """Return *text* if it is an attempt's id."""
     split_attempt_id(text)
     return AttemptId(text)
+
+
+def is_attempt_id(text: str) -> bool:
+    """Whether *text* is an attempt's id."""
+    try:
+        split_attempt_id(text)
+    except InvalidNameError:
+        return False
+    return True
 
 
 def chunk_count(size: int) -> int:
