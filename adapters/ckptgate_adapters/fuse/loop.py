@@ -2,7 +2,8 @@
 
 Two threads that take turns wake each other for every request, which costs several times what
 serving it does: so only one waits for the kernel. It calls the other when it begins to copy the
-bytes of a large WRITE, beside which other work can go on. And as long as requests come the other
+bytes of a large WRITE, beside which other work can go on, if lately there was any: one writer alone
+waits for each answer before it asks again. And as long as requests come the other
 looks now and then whether the same one is still being served, as when a disk doesn't answer, or
 another process has the spool's database. Then one of the two is left, and must not be held up, too:
 whoever serves is told that it is `alone`.
@@ -37,7 +38,7 @@ _log = logging.getLogger(__name__)
 HEAD_BYTES: Final = wire.HEADER_BYTES + wire.WRITE_IN.size
 _LOOK_S: Final = 0.002
 """How often the second thread looks whether the first gets on."""
-_LOOKS_MAX: Final = 100
+_LOOKS_MAX: Final = 10
 """After so many looks at a loop without work it sleeps until there is some."""
 _EXPECT_S: Final = 0.0001
 """How long the first thread looks for the next request before it sleeps."""
@@ -45,6 +46,8 @@ _CREDIT_MAX: Final = 4
 """So often requests must have been in time for two late ones not to end the looking."""
 _PAUSE: Final = 64
 """So many requests are not looked for once it was in vain."""
+_CROWD: Final = 32
+"""So long, in requests, two that were there at once are taken for a sign of more to come."""
 
 
 @dataclass(slots=True)
@@ -90,7 +93,7 @@ class Loop:
         self._is_copying = False
         self._is_helping = False
         self._is_helper_asleep = False
-        self._credit = self._pause = 0
+        self._credit = self._pause = self._crowd = 0
         self._called = threading.Event()
 
     def counts(self) -> dict[int, int]:
@@ -123,7 +126,7 @@ class Loop:
 
     def copies(self, buffers: Buffers) -> None:
         """The request in *buffers* takes long, without needing this process. A reading thread."""
-        if buffers is self._buffers[0]:
+        if buffers is self._buffers[0] and self._crowd:
             self._is_copying = True
             self._called.set()
 
@@ -142,7 +145,13 @@ class Loop:
         buffers = self._buffers[0]
         with self._poll() as ready:
             while not self._is_stopping:
-                size = self._expect(buffers)
+                size = self._receive(buffers)
+                if size:
+                    # It came while the one before was served.
+                    self._crowd = _CROWD
+                else:
+                    self._crowd = max(self._crowd - 1, 0)
+                    size = self._expect(buffers)
                 if not size:
                     ready.poll(-1, 2)
                     size = self._receive(buffers)
@@ -225,6 +234,7 @@ class Loop:
             ready.poll(_LOOK_S, 2)
             size = self._receive(buffers)
             if size:
+                self._crowd = _CROWD
                 self._is_helping = True
                 self._serve(buffers, size, not self._is_copying)
                 self._is_helping = False
