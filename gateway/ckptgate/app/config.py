@@ -21,6 +21,7 @@ from ckptgate.app.sections import (
     ReclaimSection,
     RoomSection,
     S3Section,
+    StopSection,
     Strict,
 )
 from ckptgate.errors import ConfigError, UsageError
@@ -54,15 +55,17 @@ class ConfigFile(Strict, frozen=True, kw_only=True):
 
     Attributes:
         store: directory, `file:///` URL or `s3://bucket/prefix`.
+        mountpoint: where it is mounted; the command line names it otherwise.
         spool: local directory for staging.
         job: job key for callers of whom nothing can be read, "" for none (`run:<id>`).
         passthrough: let the kernel read and write staged files itself where it can.
         verify: `size`, `checksum` or `readback`, as far as the store offers it; "" chooses.
         log_level: of the daemon.
-        commit, names, room, reclaim, s3: see there.
+        commit, names, room, reclaim, stop, s3: see there.
     """
 
     store: str = ""
+    mountpoint: str = ""
     spool: str = ""
     job: str = ""
     passthrough: bool = True
@@ -72,6 +75,7 @@ class ConfigFile(Strict, frozen=True, kw_only=True):
     names: NamesSection = NamesSection()
     room: RoomSection = RoomSection()
     reclaim: ReclaimSection = ReclaimSection()
+    stop: StopSection = StopSection()
     s3: S3Section = S3Section()
 
 
@@ -80,6 +84,7 @@ _SECTIONS: Final[dict[str, type[Strict]]] = {
     "names": NamesSection,
     "room": RoomSection,
     "reclaim": ReclaimSection,
+    "stop": StopSection,
     "s3": S3Section,
 }
 
@@ -197,6 +202,10 @@ def make_config(
     if GATEWAY_DIR in root.split("/"):
         msg = f"{root} is in ckptgate's own directory of a store"
         raise UsageError(msg, subject=root, hint=f"mount {root.partition(f'/{GATEWAY_DIR}')[0]}")
+    if not mountpoint:
+        msg = "no mount point is given"
+        hint = "ckptgate mount STORE MOUNTPOINT, or `mountpoint` in the file"
+        raise UsageError(msg, hint=hint)
     where = os.path.abspath(mountpoint)
     section = s3 or file.s3
     identity = store_identity(root, section.endpoint_url)

@@ -15,10 +15,13 @@ __all__ = [
     "ReclaimSection",
     "RoomSection",
     "S3Section",
+    "StopSection",
     "Strict",
 ]
 
 SPOOL_BYTES_MIN: Final = 1 << 20
+STOP_POLICIES: Final = ("refuse", "allow")
+STOP_TIMEOUT_MAX_S: Final = 7 * 86400
 
 
 class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -125,6 +128,26 @@ class ReclaimSection(Strict, frozen=True, kw_only=True):
             except ValueError as exc:
                 msg = f"reclaim.{name}: {exc}"
                 raise ValueError(msg) from exc
+
+
+class StopSection(Strict, frozen=True, kw_only=True):
+    """`[stop]`: what SIGTERM to the daemon means, as when its node is taken away.
+
+    Attributes:
+        new_checkpoints: `refuse` (EROFS) or `allow`, from the signal on.
+        timeout_s: seconds that what is under way may take to be finished and published.
+    """
+
+    new_checkpoints: str = "refuse"
+    timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.new_checkpoints not in STOP_POLICIES:
+            msg = f"stop.new_checkpoints is not one of {', '.join(STOP_POLICIES)}"
+            raise ValueError(msg)
+        if not 0 <= self.timeout_s <= STOP_TIMEOUT_MAX_S:
+            msg = f"stop.timeout_s is not in 0 <= x <= {STOP_TIMEOUT_MAX_S}"
+            raise ValueError(msg)
 
 
 class S3Section(Strict, frozen=True, kw_only=True):

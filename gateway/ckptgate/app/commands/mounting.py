@@ -52,9 +52,11 @@ def add_commands(commands: Any) -> None:
     """Add this module's commands."""
     mount = commands.add_parser("mount", help="mount a store's gateway on a directory")
     mount.add_argument(
-        "store", nargs="?", default="", metavar="STORE", help="directory or s3://BUCKET/PREFIX"
+        "places",
+        nargs="*",
+        metavar="STORE MOUNTPOINT",
+        help="directory or s3://BUCKET/PREFIX, and where to mount it; the file has what isn't said",
     )
-    mount.add_argument("mountpoint", metavar="MOUNTPOINT", help="made if it is missing")
     mount.add_argument("--spool", default="", metavar="DIR", help="local staging directory")
     mount.add_argument(
         "--spool-max", default="", metavar="SIZE", help="what the spool may take, such as 500GiB"
@@ -73,10 +75,12 @@ def add_commands(commands: Any) -> None:
 
 def _mount(args: argparse.Namespace) -> int:
     file = load_config_file(args.config) if args.config else ConfigFile()
+    store, mountpoint = _places(args.places)
+    mountpoint = mountpoint or file.mountpoint
     config = make_config(
         file,
-        store=args.store,
-        mountpoint=resolve(args.mountpoint),
+        store=store,
+        mountpoint=resolve(mountpoint) if mountpoint else "",
         spool=args.spool,
         spool_max=args.spool_max,
         s3=s3_of(args, file),
@@ -95,6 +99,19 @@ def _mount(args: argparse.Namespace) -> int:
         _tell_parent(args.ready_fd, exc)
         raise
     return ExitCode.OK
+
+
+def _places(words: list[str]) -> tuple[str, str]:
+    """STORE and MOUNTPOINT, "" for what isn't said; one word alone is the mount point.
+
+    Raises:
+        UsageError: there are more words.
+    """
+    if len(words) > 2:
+        msg = f"mount takes a store and a mount point, not {len(words)} words"
+        raise UsageError(msg, hint="ckptgate mount STORE MOUNTPOINT")
+    store, mountpoint = ["", "", *words][-2:]
+    return store, mountpoint
 
 
 def _check_before(config: Config) -> None:
