@@ -66,18 +66,19 @@ def read_template(name: str) -> str:
 def inside(root: str, path: str) -> str:
     """Where *path* of the machine is if its root directory is *root*.
 
-    A symlink in an image means something in that image.
+    A symlink of a directory in an image means something in that image.
     """
     if root in {"", "/"}:
         return path
     at = root
-    for part in path.strip("/").split("/"):
+    *above, name = path.strip("/").split("/")
+    for part in above:
         step = os.path.join(at, part)
         # One step is enough for `/sbin -> /usr/sbin`; what leads further is left to `open`.
         if os.path.islink(step) and (target := os.readlink(step)).startswith("/"):
             step = root + target
         at = step
-    return at
+    return os.path.join(at, name)
 
 
 def place(file: FileToPlace, *, root: str, is_dry: bool) -> Step:

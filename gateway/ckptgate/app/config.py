@@ -35,6 +35,7 @@ __all__ = [
     "default_spool",
     "load_config_file",
     "make_config",
+    "parse_config",
     "read_saved_config",
     "runtime_directory",
     "s3_options",
@@ -103,8 +104,22 @@ def load_config_file(path: str) -> ConfigFile:
     """
     try:
         with open(path, "rb") as stream:
-            data = tomllib.loads(stream.read(MAX_CONFIG_BYTES).decode("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+            text = stream.read(MAX_CONFIG_BYTES).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        msg = f"cannot read the configuration {path}: {exc}"
+        raise ConfigError(msg, subject=path) from exc
+    return parse_config(text, path)
+
+
+def parse_config(text: str, path: str) -> ConfigFile:
+    """Check the TOML that is, or is to be, in the file *path*.
+
+    Raises:
+        ConfigError: it isn't TOML, or has an unknown key or wrong value.
+    """
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as exc:
         msg = f"cannot read the configuration {path}: {exc}"
         raise ConfigError(msg, subject=path) from exc
     try:

@@ -30,8 +30,8 @@ __all__ = [
 
 CONFIG_DIRECTORY: Final = "/etc/ckptgate"
 _UNITS: Final = "/etc/systemd/system"
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]{0,63}")
-"""Without `-`: systemd's own escape of paths would read it as `/`."""
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+"""It is part of paths and of a unit's name, and needs no escape in either."""
 _PACKAGED: Final = "/usr/bin/ckptgate"
 _HELPER: Final = "mount.ckptgate"
 _SPECIAL: Final = re.compile(r"[\s\"'\\%$;]")
@@ -62,7 +62,7 @@ def check_name(name: str) -> str:
         UsageError: it can't.
     """
     if not _NAME.fullmatch(name):
-        msg = f"a service's name has up to 64 of A-Z a-z 0-9 _ . and begins with none of the last two: {name!r}"
+        msg = f"a service's name is a letter or digit, then up to 63 of these and _ . -: {name!r}"
         raise UsageError(msg, subject=name, hint="ckptgate service install nightly")
     return name
 
@@ -109,7 +109,9 @@ def example_config(name: str, *, store: str, mountpoint: str, spool: str) -> str
     Raises:
         UsageError: a place isn't one.
     """
-    text = read_template("example.toml").replace("/var/lib/ckptgate/NAME", f"/var/lib/ckptgate/{name}")
+    text = read_template("example.toml").replace(
+        "/var/lib/ckptgate/NAME", f"/var/lib/ckptgate/{name}"
+    )
     text = text.replace("NAME.toml", f"{name}.toml").replace("NAME.env", f"{name}.env")
     if store:
         text = _with_value(text, "store", store_address(store))
