@@ -29,6 +29,7 @@ from ckptgate_adapters.system_clock import SystemClock, SystemIds
 __all__ = ["Parts", "build_parts", "build_publisher", "build_vfs", "publisher_settings"]
 
 _CLOSE_DELAY_S = 0.005
+_CONTACT_INTERVAL_S: Final = 30.0
 _FILES_TO_DIRECTORY: Final = 2
 _FILES_TO_BUCKET: Final = 8
 """Sent at once: what a file waits for beside its parts is others' time. Their memory is bounded."""
@@ -97,6 +98,7 @@ def publisher_settings(config: Config) -> PublisherSettings:
         reclaim_grace_s=parse_seconds(config.reclaim.grace),
         keep_aborted_s=parse_seconds(config.reclaim.keep_aborted),
         lost_after_s=parse_seconds(config.reclaim.lost_after),
+        contact_interval_s=_CONTACT_INTERVAL_S,
         upload_threads=_FILES_TO_BUCKET if is_url(config.store) else _FILES_TO_DIRECTORY,
         verify=VerifyMode(config.verify) if config.verify else None,
         patterns=config.names.patterns(),

@@ -38,6 +38,7 @@ __all__ = [
     "status",
     "torn_files",
     "why_hidden",
+    "writers_of",
 ]
 
 EVENTS_MAX: Final = 20
@@ -219,9 +220,7 @@ def why_hidden(spool: Spool, row: AttemptRow, is_alive: Callable[[int, int], boo
     if row.state is not AttemptState.OPEN:
         return ""
     writing = {h.file for h in spool.handles_of_attempt(row.id) if not h.is_closed}
-    writers: list[tuple[int, int]] = json.loads(
-        spool.get_meta(WRITERS_META.format(attempt=row.id)) or "[]"
-    )
+    writers = writers_of(spool, row)
     if writing or (is_alive is not None and any(is_alive(*writer) for writer in writers)):
         return ""
     torn = [path for path, _ in torn_files(spool, row, is_alive)]
@@ -230,6 +229,14 @@ def why_hidden(spool: Spool, row: AttemptRow, is_alive: Callable[[int, int], boo
     more = f" and of {len(torn) - 1} more" if len(torn) > 1 else ""
     what = f"the writer of {torn[0]!r}{more} died with it open"
     return f"hidden: {what}; commit it explicitly or abort it"
+
+
+def writers_of(spool: Spool, row: AttemptRow) -> list[tuple[int, int]]:
+    """(pid, start) of all processes that ever wrote the attempt here."""
+    writers: list[list[int]] = json.loads(
+        spool.get_meta(WRITERS_META.format(attempt=row.id)) or "[]"
+    )
+    return [(pid, start) for pid, start in writers]
 
 
 def torn_files(

@@ -18,6 +18,7 @@ __all__ = [
     "ROOM_META",
     "ROOT_INO",
     "SETTLED_META",
+    "STOP_META",
     "VOTED_META",
     "WRITERS_META",
     "AttemptRow",
@@ -32,6 +33,7 @@ __all__ = [
     "PlainOpKind",
     "PlainOpRow",
     "SpoolRoom",
+    "StopNotice",
     "TombstoneRow",
 ]
 
@@ -50,6 +52,8 @@ JOINING_META = "joining-{attempt}"
 """Setting with the intent that the attempt with that row id is about to have in the store."""
 ROOM_META = "room"
 """Setting with what the publisher last counted: a `SpoolRoom` as JSON."""
+STOP_META = "stop"
+"""Setting while the gateway is being stopped or drained: a `StopNotice` as JSON."""
 NO_FILE = 0
 """Stands for the bytes of a handle whose file is only in the store; ids of files begin at 1."""
 
@@ -76,6 +80,32 @@ class SpoolRoom(msgspec.Struct, frozen=True, kw_only=True):
             return msgspec.json.decode(text or "{}", type=cls)
         except msgspec.MsgspecError:
             return cls()
+
+
+class StopNotice(msgspec.Struct, frozen=True, kw_only=True):
+    """That what is under way is being finished.
+
+    Attributes:
+        refuses: no checkpoint may be begun meanwhile.
+        until_ns: when that ends whatever became of who wanted it, wall clock; 0: with the mount.
+        why: `stop` or `drain`.
+    """
+
+    refuses: bool = False
+    until_ns: int = 0
+    why: str = ""
+
+    @classmethod
+    def parse(cls, text: str | None) -> StopNotice:
+        """The setting's value; one that refuses nothing if there is none."""
+        try:
+            return msgspec.json.decode(text or "{}", type=cls)
+        except msgspec.MsgspecError:
+            return cls()
+
+    def is_refusing(self, now_ns: int) -> bool:
+        """Whether it says so at that time."""
+        return self.refuses and (not self.until_ns or now_ns < self.until_ns)
 
 
 class NodeKind(enum.StrEnum):

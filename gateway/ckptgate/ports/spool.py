@@ -20,6 +20,7 @@ from ckptgate.ports.rows import (
     ROOM_META,
     ROOT_INO,
     SETTLED_META,
+    STOP_META,
     VOTED_META,
     WRITERS_META,
     AttemptRow,
@@ -34,6 +35,7 @@ from ckptgate.ports.rows import (
     PlainOpKind,
     PlainOpRow,
     SpoolRoom,
+    StopNotice,
     TombstoneRow,
 )
 
@@ -44,6 +46,7 @@ __all__ = [
     "ROOM_META",
     "ROOT_INO",
     "SETTLED_META",
+    "STOP_META",
     "VOTED_META",
     "WRITERS_META",
     "AttemptRow",
@@ -59,6 +62,7 @@ __all__ = [
     "PlainOpRow",
     "Spool",
     "SpoolRoom",
+    "StopNotice",
     "TombstoneRow",
 ]
 
