@@ -145,6 +145,7 @@ def build_vfs(parts: Parts, invalidations: Invalidations) -> Vfs:
             default_job_key=config.job,
             decision_wait_s=config.commit.decision_wait_s,
             resume_wait_s=config.commit.resume_wait_s,
+            room_wait_s=config.room.wait_s,
             spool_max_bytes=config.room.spool_max_bytes,
             close_delay_s=_CLOSE_DELAY_S,
         ),

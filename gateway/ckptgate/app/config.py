@@ -275,6 +275,7 @@ def _with_limit(room: RoomSection, spool_max: str) -> RoomSection:
             free_min_share=room.free_min_share,
             free_target_share=room.free_target_share,
             spool_max=spool_max,
+            wait_s=room.wait_s,
         )
     except ValueError as exc:
         msg = f"--spool-max: {exc}"

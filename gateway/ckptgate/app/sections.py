@@ -84,11 +84,14 @@ class RoomSection(Strict, frozen=True, kw_only=True):
         free_target_share: until so much is free again.
         spool_max: how much the spool itself may take (`500GiB`), "" for as much as there is: above
             it the same copies are given up, and where none is left new files are refused.
+        wait_s: seconds that a checkpoint's first file waits at most for the room that the run's
+            previous checkpoint took.
     """
 
     free_min_share: float = 0.25
     free_target_share: float = 0.4
     spool_max: str = ""
+    wait_s: float = 60.0
 
     @property
     def spool_max_bytes(self) -> int:
@@ -98,6 +101,9 @@ class RoomSection(Strict, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.spool_max and self.spool_max_bytes < SPOOL_BYTES_MIN:
             msg = f"room.spool_max is less than {SPOOL_BYTES_MIN} bytes"
+            raise ValueError(msg)
+        if self.wait_s < 0:
+            msg = "room.wait_s is negative"
             raise ValueError(msg)
         for name in ("free_min_share", "free_target_share"):
             if not 0 <= getattr(self, name) < 1:

@@ -27,6 +27,7 @@ from ckptgate.app.registry import MountInfo, forget_mount, process_start, regist
 from ckptgate.app.stopping import Stopping, is_all_stored
 from ckptgate.app.watching import Watching, probe_patiently
 from ckptgate.engine.events import EVENTS_FILE, Events
+from ckptgate.engine.hosts import note_host
 from ckptgate.engine.powerloss import begin_boot, end_clean
 from ckptgate.errors import CkptError, UnusableError
 from ckptgate.ports.spool import STOP_META
@@ -156,6 +157,7 @@ class Supervisor:
         spool = SqliteSpool.attach(self._config.spool)
         with contextlib.closing(spool):
             events = Events(os.path.join(self._config.spool, EVENTS_FILE), clock=SystemClock())
+            note_host(spool, os.uname().nodename, events)
             begin_boot(spool, _boot_id(), events)
             spool.drop_meta(STOP_META)
             spool.clear_handles()

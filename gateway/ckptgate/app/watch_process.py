@@ -26,8 +26,8 @@ import msgspec
 
 from ckptgate.app.mountpoints import is_mounted
 from ckptgate.engine.backlog import Backlog, backlog
-from ckptgate.engine.contact import CONTACT_META, Contact
 from ckptgate.errors import BusyError, CkptError
+from ckptgate.ports.spool import CONTACT_META, Contact
 from ckptgate_adapters.sqlite_spool import SqliteSpool
 from ckptgate_adapters.sqlite_spool.failures import holder
 from ckptgate_adapters.sqlite_spool.place import DATABASE_FILE

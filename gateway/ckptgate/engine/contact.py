@@ -19,37 +19,14 @@ from ckptgate.engine.node import Node
 from ckptgate.errors import CkptError, MissingError, TransientStoreError, UnusableError
 from ckptgate.model.documents import MAX_DOCUMENT_BYTES
 from ckptgate.model.layout import format_key
+from ckptgate.ports.spool import CONTACT_META, Contact
 
-__all__ = ["CONTACT_META", "Contact", "StoreContact"]
+__all__ = ["StoreContact"]
 
 _log = logging.getLogger(__name__)
 
-CONTACT_META: Final = "contact"
-"""Setting with a `Contact` as JSON."""
 _AWAY_INTERVAL_S: Final = 5.0
 """Between requests while it is away."""
-
-
-class Contact(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the store's being there; times by the wall clock, ns.
-
-    Attributes:
-        answered_ns: when it last answered, 0 for never.
-        away_ns: since when it doesn't, 0: it does.
-        error: what it said instead.
-    """
-
-    answered_ns: int = 0
-    away_ns: int = 0
-    error: str = ""
-
-    @classmethod
-    def parse(cls, text: str | None) -> Contact:
-        """The setting's value; an empty one if there is none."""
-        try:
-            return msgspec.json.decode(text or "{}", type=cls)
-        except msgspec.MsgspecError:
-            return cls()
 
 
 class StoreContact:

@@ -15,6 +15,7 @@ from ckptgate.model.moves import Move
 from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.rows import (
     BEGAN_META,
+    CONTACT_META,
     JOINING_META,
     NO_FILE,
     ROOM_META,
@@ -24,6 +25,7 @@ from ckptgate.ports.rows import (
     VOTED_META,
     WRITERS_META,
     AttemptRow,
+    Contact,
     FileRow,
     HandleRow,
     LocalBytes,
@@ -41,6 +43,7 @@ from ckptgate.ports.rows import (
 
 __all__ = [
     "BEGAN_META",
+    "CONTACT_META",
     "JOINING_META",
     "NO_FILE",
     "ROOM_META",
@@ -50,6 +53,7 @@ __all__ = [
     "VOTED_META",
     "WRITERS_META",
     "AttemptRow",
+    "Contact",
     "FileRow",
     "HandleRow",
     "LocalBytes",
