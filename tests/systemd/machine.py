@@ -144,13 +144,14 @@ class Machine:
             "--fork",
             "--kill-child",
         ]
-        self._boot = subprocess.Popen(
-            ["bash", "-c", join, "bash", *words, "bash", "-c", _BOOT],
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=(self.base / "boot.log").open("wb"),
-            stderr=subprocess.STDOUT,
-        )
+        with (self.base / "boot.log").open("wb") as log:
+            self._boot = subprocess.Popen(
+                ["bash", "-c", join, "bash", *words, "bash", "-c", _BOOT],
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
         self.until("the machine to run", self._is_up, timeout_s=60)
 
     def _is_up(self) -> bool:

@@ -8,7 +8,6 @@ from ckptgate.app import mount_helper
 from ckptgate.app.mount_helper import main, mount_words
 from ckptgate.errors import UsageError
 
-
 S = "s3://bucket/p"
 BOTH = "config=/etc/ckptgate/a.toml,spool=/nvme,spool_max=500GiB"
 BOTH_WORDS = ["--config", "/etc/ckptgate/a.toml", "--spool", "/nvme", "--spool-max", "500GiB"]
