@@ -44,8 +44,8 @@ def test_what_is_left_is_told_and_finished_by_the_next_start(machine: Machine, s
     assert trainer.stdout is not None
     assert trainer.stdout.readline().strip() == "saving"
     machine.ok("systemctl", "stop", service.unit)
-    trainer.kill()
-    trainer.communicate()
+    machine.ok("pkill", "-KILL", "-f", "begun.bin")
+    trainer.communicate(timeout=60)
     assert service.show("ExecMainStatus") == str(int(ExitCode.PENDING))
     assert service.show("Result") == "success"
     assert "left name=run1/step-1 state=open" in service.journal()
