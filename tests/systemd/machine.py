@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -240,7 +241,7 @@ class Machine:
             self._boot.wait(30)
         if self._cgroup is not None:
             for directory, _, _ in os.walk(self._cgroup, topdown=False):
-                self.until("its processes to be gone", lambda d=directory: _removed(d), 30)
+                self.until("its processes to be gone", partial(_removed, directory), 30)
 
 
 def _removed(cgroup: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from tests.systemd.conftest import FAST, TRAINER, Service
 from tests.systemd.machine import Machine
@@ -150,9 +152,13 @@ def test_processes_that_are_killed_are_started_again(machine: Machine, service: 
         pid = service.pid(kind)
         assert pid, kind
         machine.ok("kill", "-KILL", _inside(pid))
-        machine.until(f"another {kind}", lambda k=kind, p=pid: service.pid(k) not in {0, p})
+        machine.until(f"another {kind}", partial(_is_another, service, kind, pid))
     service.save("step-1")
     assert service.show("NRestarts") == "0"
+
+
+def _is_another(service: Service, kind: str, pid: int) -> bool:
+    return service.pid(kind) not in {0, pid}
 
 
 def _inside(pid: int) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from ckptgate.app import mount_helper
 from ckptgate.app.mount_helper import main, mount_words
 from ckptgate.errors import UsageError
 
@@ -65,6 +64,6 @@ def test_a_failed_mount_ends_as_mount_expects_it(monkeypatch):
         said.append(argv)
         return 6
 
-    monkeypatch.setattr(mount_helper.cli, "main", fails)
+    monkeypatch.setattr("ckptgate.app.cli.main", fails)
     assert main(["/s", "/m", "-o", "_netdev"]) == 32
     assert said == [["mount", "/s", "/m"]]

@@ -193,7 +193,7 @@ def test_a_file_is_there_whole_or_as_it_was(image: Path, monkeypatch):
         raise OSError(28, "no space")
 
     with monkeypatch.context() as patched:
-        patched.setattr(places.os, "replace", fail)
+        patched.setattr("os.replace", fail)
         with pytest.raises(OSError, match="no space"):
             place(file, root=str(image), is_dry=False)
     assert (image / "etc/x.conf").read_text() == "old"
