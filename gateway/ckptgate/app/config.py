@@ -91,9 +91,7 @@ _SECTIONS: Final[dict[str, type[Strict]]] = {
 
 
 class Config(ConfigFile, frozen=True, kw_only=True):
-    """All that a mount needs to know; paths are absolute."""
-
-    mountpoint: str
+    """All that a mount needs to know; paths are absolute, and none of the three is missing."""
 
 
 def load_config_file(path: str) -> ConfigFile:

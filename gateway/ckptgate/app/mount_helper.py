@@ -41,9 +41,9 @@ _IGNORED: Final = frozenset({
 class _Call:
     """What the words say."""
 
-    places: list[str] = field(default_factory=list)
-    options: list[str] = field(default_factory=list)
-    flags: set[str] = field(default_factory=set)
+    places: list[str] = field(default_factory=list[str])
+    options: list[str] = field(default_factory=list[str])
+    flags: set[str] = field(default_factory=set[str])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -200,6 +200,7 @@ def _waiting(report: Report) -> str:
 
 
 def _size(size: float) -> str:
+    unit = _UNITS[0]
     for unit in _UNITS:
         if size < 1024 or unit == _UNITS[-1]:
             break
