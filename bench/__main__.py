@@ -27,6 +27,7 @@ SUBJECTS = (
     "requests",
     "memory",
     "idle",
+    "seeing",
     "s3_upload",
     "s3_restore",
     "s3_requests",

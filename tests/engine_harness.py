@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tests.engine_parts import EngineParts, Forgotten
+from tests.engine_parts import Counts, EngineParts, Forgotten
 
 from ckptgate.engine.settings import PublisherSettings
 from ckptgate.engine.verify import fold_log, verify_checkpoint
@@ -124,7 +124,9 @@ class StagedNode:
         self.raw.set_meta("member", self.member)
         self.spool = wrap(self.raw)
         self.forgotten = Forgotten()
+        self.meters = Counts()
         parts = EngineParts.build(
+            meters=self.meters,
             store=store,
             spool=self.spool,
             clock=cluster.clock,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,10 +14,11 @@ from ckptgate.engine.runlog import RunLogs
 from ckptgate.engine.settings import PublisherSettings
 from ckptgate.ports.catalog import Invalidations
 from ckptgate.ports.clock import Clock, Ids
+from ckptgate.ports.meters import NO_METERS, Meter, Meters
 from ckptgate.ports.spool import Spool
 from ckptgate.ports.store import Store
 
-__all__ = ["EngineParts", "Forgotten"]
+__all__ = ["Counts", "EngineParts", "Forgotten"]
 
 
 class Forgotten:
@@ -33,6 +35,25 @@ class Forgotten:
         self.nodes.append(ino)
 
 
+class Counts:
+    """Meters that are kept in memory."""
+
+    def __init__(self) -> None:
+        self.counted: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self.observed: dict[tuple[str, str], list[float]] = {}
+
+    def add(self, meter: Meter, amount: float = 1.0, label: str = "") -> None:
+        assert label in meter.values, (meter.name, label)
+        self.counted[meter.name, label] += amount
+
+    def set(self, meter: Meter, value: float) -> None:
+        self.counted[meter.name, ""] = value
+
+    def observe(self, meter: Meter, value: float, label: str = "") -> None:
+        assert label in meter.values, (meter.name, label)
+        self.observed.setdefault((meter.name, label), []).append(value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineParts:
     """What a publisher's and a mount's process share in kind; each process has its own."""
@@ -45,6 +66,7 @@ class EngineParts:
     events: Events
     logs: RunLogs
     membership: Membership
+    meters: Meters
 
     @staticmethod
     def build(
@@ -56,8 +78,9 @@ class EngineParts:
         member: str,
         host: str,
         is_alive: Callable[[int, int], bool] | None = None,
+        meters: Meters = NO_METERS,
     ) -> EngineParts:
-        events = Events()
+        events = Events(meters=meters)
         logs = RunLogs(store, clock=clock, ids=ids, member=member)
         membership = Membership(
             store=store,
@@ -79,6 +102,7 @@ class EngineParts:
             events=events,
             logs=logs,
             membership=membership,
+            meters=meters,
         )
 
     def publisher(self, invalidations: Invalidations, settings: PublisherSettings) -> Publisher:
@@ -93,6 +117,7 @@ class EngineParts:
             events=self.events,
             invalidations=invalidations,
             settings=settings,
+            meters=self.meters,
         )
 
     def catalog(self, invalidations: Invalidations) -> StoreCatalog:

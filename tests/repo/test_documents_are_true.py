@@ -14,10 +14,13 @@ from ckptgate.app.cli import build_parser
 from ckptgate.app.config import ConfigFile
 from ckptgate.app.sections import (
     CommitSection,
+    IncidentsSection,
+    LogSection,
     NamesSection,
     ReclaimSection,
     RoomSection,
     S3Section,
+    StatusSection,
 )
 from ckptgate.errors import CkptError, ErrorKind, ExitCode
 from ckptgate.model import documents, entries
@@ -58,6 +61,9 @@ def test_every_configuration_key_is_in_the_readme():
         RoomSection,
         ReclaimSection,
         S3Section,
+        LogSection,
+        StatusSection,
+        IncidentsSection,
     ):
         for key in section.__struct_fields__:
             assert re.search(rf"\b{key}\b", README), key

@@ -1,35 +1,113 @@
-"""The decision log's rules: one example for each."""
+"""The decision log's rules: one example for each, and random logs for the invariants."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable, Iterable
+
 import pytest
-from tests.unit.log_samples import (
-    MANIFEST,
-    A,
-    B,
-    Log,
-    abort,
-    commit,
-    fence,
-    link,
-    point,
-    pointer,
-    retire,
-    saved,
-    seal,
-)
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ckptgate.errors import IntegrityError, RefusedError
+from ckptgate.model.documents import PointerKind, PointerValue, digest_of, encode
 from ckptgate.model.entries import (
+    Abort,
     Close,
     Commit,
     Entry,
+    Fence,
     Hold,
+    LogRecord,
     Pin,
+    Point,
     Published,
     Quarantine,
     Reclaim,
+    Retire,
+    Seal,
+    SealEvent,
+    decode_record,
 )
+from ckptgate.model.rules import LATEST, AttemptPhase, RunState
+
+MANIFEST = "0a" * 32
+
+
+class Log:
+    """A log in memory, with the fold of what is in it."""
+
+    def __init__(self, *entries: Entry) -> None:
+        self.state = RunState()
+        self.stored: list[bytes] = []
+        self.entries: list[Entry] = []
+        for entry in entries:
+            self.append(entry)
+
+    def append(self, entry: Entry) -> LogRecord:
+        self.state.check(entry)
+        record = self.record(entry)
+        data = encode(record)
+        self.state.apply(record, digest_of(data))
+        self.stored.append(data)
+        self.entries.append(entry)
+        return record
+
+    def record(self, entry: Entry, **changes: object) -> LogRecord:
+        fields = {
+            "index": self.state.length,
+            "previous": self.state.last_digest,
+            "write_id": f"{self.state.length:032x}",
+            "member": "node-00000001",
+            "at": "2026-01-01T00:00:00.000Z",
+            "entry": entry,
+        }
+        return LogRecord(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def fence(generation: int, key: str | None = None) -> Fence:
+    return Fence(generation=generation, job_key=key or f"run:job-{generation}")
+
+
+def seal(attempt: str, generation: int = 0, name: str = "") -> Seal:
+    return Seal(
+        attempt=attempt,
+        name=name or attempt.rpartition(".")[0],
+        generation=generation,
+        event=SealEvent.EXPLICIT,
+    )
+
+
+def pointer(target: str, name: str = LATEST, kind: PointerKind = PointerKind.TEXT) -> PointerValue:
+    return PointerValue(pointer=name, kind=kind, target=target, content=target + "\n")
+
+
+def link(target: str) -> PointerValue:
+    return PointerValue(pointer=LATEST, kind=PointerKind.SYMLINK, target=target, content=target)
+
+
+def commit(attempt: str, *pointers: PointerValue, name: str = "") -> Commit:
+    name = name or attempt.rpartition(".")[0]
+    return Commit(attempt=attempt, name=name, manifest=MANIFEST, pointers=pointers)
+
+
+def saved(attempt: str, *pointers: PointerValue, generation: int = 0) -> tuple[Entry, ...]:
+    return (seal(attempt, generation), Close(attempt=attempt), commit(attempt, *pointers))
+
+
+def abort(attempt: str) -> Abort:
+    return Abort(attempt=attempt, reason="test", missing=("a file",))
+
+
+def retire(attempt: str) -> Retire:
+    return Retire(name=attempt.rpartition(".")[0], attempt=attempt)
+
+
+def point(value: PointerValue) -> Point:
+    return Point(pointer=value, reason="rollback")
+
+
+A, B, C = saved("a.0"), saved("b.0"), saved("c.0")
 
 REFUSALS: dict[str, tuple[tuple[Entry, ...], Entry, str]] = {
     "a fence that skips a generation": ((), fence(2), "the next is 1"),
@@ -248,3 +326,332 @@ ALLOWED: dict[str, tuple[tuple[Entry, ...], Entry]] = {
 def test_the_rules_allow(case: str) -> None:
     before, entry = ALLOWED[case]
     Log(*before, entry)
+
+
+def test_an_attempt_s_history_is_in_its_view() -> None:
+    log = Log(fence(1), *saved("a.0", generation=1), Published(attempt="a.0"))
+    view = log.state.attempts["a.0"]
+    assert (view.name, view.state, view.generation) == ("a", "committed", 1)
+    assert (view.seal_index, view.close_index, view.decision_index) == (1, 2, 3)
+    assert view.manifest == MANIFEST
+    assert view.is_published
+    assert log.state.current == {"a": "a.0"}
+    assert log.state.names == {"a"}
+    assert log.state.generation_of("run:job-1") == 1
+    assert log.state.generation_of("run:job-2") is None
+
+
+def test_an_abort_says_what_was_missing() -> None:
+    log = Log(seal("a.0"), abort("a.0"), abort("b.7"))
+    assert log.state.attempts["a.0"].missing == ("a file",)
+    assert log.state.attempts["b.7"].state is AttemptPhase.ABORTED
+    assert log.state.attempts["b.7"].name == "b"
+    assert log.state.attempts["b.7"].seal_index == -1
+    assert not log.state.current
+
+
+def test_what_is_sealed_and_not_decided_is_listed() -> None:
+    log = Log(*A[:2], seal("b.0"), *C)
+    assert log.state.undecided() == ("a.0", "b.0")
+    log.append(abort("b.0"))
+    log.append(A[2])
+    assert log.state.undecided() == ()
+
+
+def test_a_superseded_attempt_is_known_without_trying() -> None:
+    log = Log(*A[:2], *saved("a.1"))
+    assert log.state.is_superseded("a.0")
+    assert not log.state.is_superseded("a.1")
+    assert not log.state.is_superseded("unknown.0")
+
+
+def test_a_save_again_replaces_the_older_one() -> None:
+    log = Log(*A, *saved("a.1"))
+    assert log.state.current == {"a": "a.1"}
+    assert log.state.attempts["a.0"].state == "committed"
+
+
+def test_current_checkpoints_come_in_the_order_of_their_commits() -> None:
+    log = Log(*A, *B, *saved("a.1"))
+    assert list(log.state.current) == ["b", "a"]
+
+
+def test_every_commit_implies_latest() -> None:
+    log = Log(*A, *B)
+    assert log.state.pointers[LATEST].value == link("b")
+    assert log.state.pointers[LATEST].source == log.state.attempts["b.0"].seal_index
+
+
+def test_a_late_commit_of_an_older_seal_does_not_move_pointers_back() -> None:
+    """I5."""
+    log = Log(*A[:2], *B, A[2])
+    assert log.state.current == {"b": "b.0", "a": "a.0"}
+    assert log.state.pointers[LATEST].value.target == "b"
+
+
+def test_a_framework_s_own_latest_keeps_its_form() -> None:
+    log = Log(*saved("a.0", pointer("a")))
+    assert log.state.pointers[LATEST].value == pointer("a")
+
+
+def test_a_commit_without_latest_does_not_move_one_that_a_framework_owns() -> None:
+    log = Log(*saved("a.0", pointer("a")), *B)
+    assert log.state.pointers[LATEST].value == pointer("a")
+    for entry in saved("c.0", pointer("c")):
+        log.append(entry)
+    assert log.state.pointers[LATEST].value == pointer("c")
+
+
+def test_other_pointers_leave_latest_to_the_gateway() -> None:
+    log = Log(*saved("a.0", pointer("a", "latest-rank0")))
+    assert log.state.pointers[LATEST].value == link("a")
+    assert log.state.pointers["latest-rank0"].value.target == "a"
+
+
+def test_a_point_goes_back_and_the_next_commit_goes_forward_again() -> None:
+    """I5: a rollback in the gateway's own form does not end its ownership."""
+    log = Log(*A, *B, point(link("a")))
+    assert log.state.pointers[LATEST].value == link("a")
+    for entry in C:
+        log.append(entry)
+    assert log.state.pointers[LATEST].value == link("c")
+
+
+def test_a_commit_of_what_was_sealed_before_a_point_does_not_undo_it() -> None:
+    log = Log(*A, *B[:2], point(link("a")), B[2])
+    assert log.state.pointers[LATEST].value == link("a")
+
+
+def test_a_point_with_a_form_of_its_own_makes_the_name_a_framework_s() -> None:
+    log = Log(*A, point(pointer("a")), *B)
+    assert log.state.pointers[LATEST].value == pointer("a")
+
+
+def test_a_checkpoint_called_latest_has_no_pointer_beside_it() -> None:
+    log = Log(*saved("latest.0"), *A)
+    assert LATEST not in log.state.pointers
+    assert set(log.state.current) == {"latest", "a"}
+
+
+def test_a_quarantined_checkpoint_stays_current_and_its_pointer_stays() -> None:
+    log = Log(*A, Quarantine(name="a", reason="nan"))
+    assert log.state.current == {"a": "a.0"}
+    assert log.state.quarantined == {"a": "nan"}
+    assert log.state.pointers[LATEST].value.target == "a"
+    log.append(Quarantine(name="a", is_on=False))
+    assert not log.state.quarantined
+
+
+def test_a_quarantine_ends_with_the_content_that_it_was_about() -> None:
+    log = Log(*A, Quarantine(name="a", reason="nan"), *saved("a.1"))
+    assert not log.state.quarantined
+
+
+def test_a_retired_name_is_gone_until_it_is_saved_again() -> None:
+    log = Log(*A, *B, Quarantine(name="a"), retire("a.0"))
+    assert log.state.current == {"b": "b.0"}
+    assert log.state.retired == {"a": "a.0"}
+    assert not log.state.quarantined
+    for entry in saved("a.1"):
+        log.append(entry)
+    assert log.state.current == {"b": "b.0", "a": "a.1"}
+    assert not log.state.retired
+
+
+def test_pins_and_holds_are_switched() -> None:
+    log = Log(*A, Pin(name="a"), Hold(reason="audit"))
+    assert log.state.pins == {"a"}
+    assert log.state.is_held
+    log.append(Pin(name="a", is_on=False))
+    log.append(Hold(is_on=False))
+    assert not log.state.pins
+    assert not log.state.is_held
+
+
+@pytest.mark.parametrize(
+    "changes", [{"index": 0}, {"index": 9}, {"previous": ""}, {"previous": "e" * 64}]
+)
+def test_a_record_out_of_its_place_is_not_folded(changes: dict[str, object]) -> None:
+    """I7."""
+    log = Log(*A)
+    with pytest.raises(IntegrityError, match="does not follow"):
+        log.state.apply(log.record(seal("b.0"), **changes), "f" * 64)
+    assert "b.0" not in log.state.attempts
+
+
+# Random logs. What is accepted is judged by a checker that shares no code with the fold.
+
+NAMES = ("a", "b", "c")
+ATTEMPTS = tuple(f"{name}.{k}" for name in NAMES for k in range(3))
+POOL: tuple[Entry, ...] = (
+    *(fence(generation) for generation in (1, 2, 3)),
+    fence(2, "run:job-1"),
+    fence(1, "session:x"),
+    *(seal(attempt, generation) for attempt in ATTEMPTS for generation in range(4)),
+    *(Close(attempt=attempt) for attempt in ATTEMPTS),
+    *(commit(attempt) for attempt in ATTEMPTS),
+    *(commit(attempt, pointer(attempt[0], "last.ckpt")) for attempt in ATTEMPTS),
+    *(commit(attempt, pointer(attempt[0])) for attempt in ATTEMPTS),
+    *(abort(attempt) for attempt in ATTEMPTS),
+    *(Published(attempt=attempt) for attempt in ATTEMPTS),
+    *(retire(attempt) for attempt in ATTEMPTS),
+    *(Reclaim(attempts=(attempt,)) for attempt in ATTEMPTS),
+    *(point(pointer(name, which)) for name in NAMES for which in (LATEST, "last.ckpt")),
+    *(point(link(name)) for name in NAMES),
+    *(Pin(name=name, is_on=is_on) for name in NAMES for is_on in (True, False)),
+    *(Hold(is_on=is_on) for is_on in (True, False)),
+    *(Quarantine(name=name, is_on=is_on) for name in NAMES for is_on in (True, False)),
+)
+
+# Whole saves are drawn too: single entries alone seldom meet.
+STEPS: tuple[tuple[Entry, ...], ...] = (
+    *((entry,) for entry in POOL),
+    *(saved(attempt) for attempt in ATTEMPTS),
+    *(saved(attempt)[:2] for attempt in ATTEMPTS),
+    *(saved(attempt, generation=1) for attempt in ATTEMPTS),
+)
+
+
+def flat(steps: Iterable[tuple[Entry, ...]]) -> list[Entry]:
+    return [entry for step in steps for entry in step]
+
+
+LOGS = st.lists(st.sampled_from(STEPS), max_size=100).map(flat)
+
+
+def run_log(entries: list[Entry], see: Callable[[Log, Entry], None] | None = None) -> Log:
+    """Append what the rules allow of *entries*."""
+    log = Log()
+    for entry in entries:
+        try:
+            log.append(entry)
+        except RefusedError:
+            continue
+        if see:
+            see(log, entry)
+    return log
+
+
+def slots(entries: list[Entry], kind: type[Entry], attempt: str) -> list[int]:
+    return [
+        index
+        for index, entry in enumerate(entries)
+        if type(entry) is kind and getattr(entry, "attempt", "") == attempt
+    ]
+
+
+def check_naively(entries: list[Entry]) -> None:
+    newest = 0
+    for entry in entries:
+        if isinstance(entry, Fence):
+            assert entry.generation == newest + 1
+            newest += 1
+        if isinstance(entry, Seal):
+            assert entry.generation == newest, "I4: sealed by an older generation after a fence"
+    keys = [entry.job_key for entry in entries if isinstance(entry, Fence)]
+    assert len(keys) == len(set(keys))
+    for attempt in ATTEMPTS:
+        seals, closes = slots(entries, Seal, attempt), slots(entries, Close, attempt)
+        commits, aborts = slots(entries, Commit, attempt), slots(entries, Abort, attempt)
+        assert max(len(seals), len(closes), len(commits), len(aborts)) <= 1
+        assert len(commits) + len(aborts) <= 1, "I3: committed and aborted"
+        if commits:
+            assert seals, "I4: committed without a seal"
+            assert closes, "I4: committed without a close"
+            assert seals[0] < closes[0] < commits[0]
+        if aborts:
+            assert not [slot for slot in seals + closes if slot > aborts[0]]
+    for name in NAMES:
+        order = [
+            slots(entries, Seal, entry.attempt)[0]
+            for entry in entries
+            if isinstance(entry, Commit) and entry.name == name
+        ]
+        assert order == sorted(set(order)), "I2: what is current went back to an older seal"
+
+
+def current_naively(entries: list[Entry]) -> dict[str, str]:
+    current: dict[str, str] = {}
+    for entry in entries:
+        if isinstance(entry, Commit):
+            current[entry.name] = entry.attempt
+        if isinstance(entry, Retire):
+            assert current[entry.name] == entry.attempt
+            del current[entry.name]
+    return current
+
+
+@settings(max_examples=150, deadline=None)
+@given(LOGS)
+def test_no_accepted_log_breaks_i2_i3_or_i4(entries: list[Entry]) -> None:
+    """I2, I3, I4."""
+    log = run_log(entries)
+    check_naively(log.entries)
+    assert log.state.current == current_naively(log.entries)
+
+
+class PointerWatch:
+    """Follows the pointers of a growing log."""
+
+    def __init__(self) -> None:
+        self.before: dict[str, tuple[PointerValue, int]] = {}
+        self.moves = 0
+
+    def __call__(self, log: Log, entry: Entry) -> None:
+        now = {name: (p.value, p.source) for name, p in log.state.pointers.items()}
+        assert set(self.before) <= set(now), "a pointer vanished"
+        for name, (value, source) in now.items():
+            assert value.target in log.state.current, "a pointer names what is not committed"
+            if self.before.get(name) == (value, source):
+                continue
+            self.moves += 1
+            if isinstance(entry, Point):
+                assert (name, source) == (entry.pointer.pointer, log.state.length - 1)
+                continue
+            assert isinstance(entry, Commit), "I5: moved by something else"
+            assert value.target == entry.name
+            assert source == slots(log.entries, Seal, entry.attempt)[0]
+            assert source > self.before.get(name, (value, -1))[1], "I5: it went back"
+        self.before = now
+
+
+@settings(max_examples=100, deadline=None)
+@given(LOGS)
+def test_no_accepted_log_moves_a_pointer_back_except_by_point(entries: list[Entry]) -> None:
+    """I5."""
+    run_log(entries, PointerWatch())
+
+
+@settings(max_examples=50, deadline=None)
+@given(LOGS)
+def test_the_log_is_dense_and_folds_to_the_same_state_for_everybody(entries: list[Entry]) -> None:
+    """I7: what is stored decodes, is chained, and leads every reader to one state."""
+    log = run_log(entries)
+    other = RunState()
+    for index, data in enumerate(log.stored):
+        record = decode_record(data, index=index, previous=other.last_digest, subject=str(index))
+        other.apply(record, digest_of(data))
+    for field in ("attempts", "current", "retired", "pointers", "pins", "is_held", "fences"):
+        assert getattr(other, field) == getattr(log.state, field)
+    assert other.last_digest == log.state.last_digest
+    assert other.length == len(log.stored)
+
+
+def test_random_logs_reach_every_kind_of_entry_and_pointers_that_move() -> None:
+    """Guards the tests above against passing on empty logs."""
+    kinds: set[type] = set()
+    replaced = 0
+    watch = PointerWatch()
+    for seed in range(20):
+        watch.before = {}
+        log = run_log(flat(random.Random(seed).choices(STEPS, k=500)), watch)
+        check_naively(log.entries)
+        kinds |= {type(entry) for entry in log.entries}
+        commits = [entry.name for entry in log.entries if isinstance(entry, Commit)]
+        replaced += len(commits) - len(set(commits))
+    assert kinds == {
+        Fence, Seal, Close, Commit, Abort, Published, Retire, Reclaim, Point, Pin, Hold,
+        Quarantine,
+    }  # fmt: skip
+    assert watch.moves > 20
+    assert replaced > 5

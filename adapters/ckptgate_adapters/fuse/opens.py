@@ -197,6 +197,7 @@ class Backing:
         *,
         register: Callable[[int], int],
         unregister: Callable[[int], None],
+        told: Callable[[bool], None] = lambda _: None,
     ) -> None:
         """Start with passthrough off.
 
@@ -204,9 +205,10 @@ class Backing:
             table: what is open.
             register: BACKING_OPEN of a descriptor, returns the id.
             unregister: BACKING_CLOSE of an id.
+            told: hears whether new inodes may pass through, whenever that changes.
         """
-        self.state = "off"
-        self.is_on = False
+        self._told = told
+        self._turn("off", is_on=False)
         self.is_doubtful = False
         self._table = table
         self._register = register
@@ -215,7 +217,7 @@ class Backing:
 
     def enable(self) -> None:
         """Passthrough was negotiated."""
-        self.is_on, self.state = True, "on"
+        self._turn("on", is_on=True)
 
     def distrust(self) -> None:
         """The session is older than the table: no mode of any inode is known for sure.
@@ -224,8 +226,12 @@ class Backing:
         of a file that was passing before is EIO until all its old descriptors are closed.
         """
         self.is_doubtful = True
-        self.is_on, self.state = False, "off: files that are open from before are not known"
+        self._turn("off: files that are open from before are not known", is_on=False)
         _log.warning("passthrough-off reason=open-files-unknown")
+
+    def _turn(self, state: str, *, is_on: bool) -> None:
+        self.is_on, self.state = is_on, state
+        self._told(is_on)
 
     def finish_closes(self) -> None:
         """Close ids that a killed process had no more time to close."""
@@ -298,7 +304,7 @@ class Backing:
             if exc.errno not in _OFF_FOR_GOOD:
                 _log.warning("passthrough-refused reason=%s", name)
                 return 0
-            self.is_on, self.state = False, f"off: {name}"
+            self._turn(f"off: {name}", is_on=False)
             hint = {
                 errno.EPERM: "needs CAP_SYS_ADMIN in the initial user namespace",
                 errno.ELOOP: "spool is on a stacked file system: mount with max_stack_depth 2",

@@ -54,6 +54,7 @@ class Request:
         body: what follows the header; of a WRITE its struct only.
         payload: bytes of a WRITE, valid until the thread reads again (see `own`).
         may_block: it is on the pool.
+        began_s: when it was read, by the monotonic clock.
     """
 
     opcode: int
@@ -65,6 +66,7 @@ class Request:
     body: bytes
     payload: Buffer = b""
     may_block: bool = False
+    began_s: float = 0.0
 
     @property
     def caller(self) -> Caller:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ckptgate.errors import WouldBlockError
+from ckptgate.ports.meters import NO_METERS, PASSTHROUGH, Meters
 from ckptgate.vfs.interface import FileSystem
 from ckptgate_adapters.fuse import channel, data, wire
 from ckptgate_adapters.fuse.loop import HEAD_BYTES, Buffers, Loop
@@ -28,6 +29,7 @@ from ckptgate_adapters.fuse.pool import Pool
 from ckptgate_adapters.fuse.request import Context, Reply, Request
 from ckptgate_adapters.fuse.session import FuseSession
 from ckptgate_adapters.fuse.table import LOOKS, OPERATIONS, SLOW
+from ckptgate_adapters.fuse.timing import Timing
 from ckptgate_adapters.fuse.wire import Notify, Opcode
 
 __all__ = ["FuseServer"]
@@ -53,6 +55,7 @@ class FuseServer:
         passthrough: bool = True,
         patience_s: float = 5.0,
         now_ns: Callable[[], int] = time.time_ns,
+        meters: Meters = NO_METERS,
     ) -> None:
         """Prepare; nothing is read before `serve`.
 
@@ -63,6 +66,7 @@ class FuseServer:
             passthrough: let the kernel read and write the spool files itself where it can.
             patience_s: how long an interrupted request may still begin.
             now_ns: wall clock, ns.
+            meters: where it is counted.
         """
         device = session.fd
         journal = journal_path(session.state_path)
@@ -71,6 +75,7 @@ class FuseServer:
             BackingTable(journal),
             register=lambda fd: channel.backing_open(device, fd),
             unregister=lambda backing_id: channel.backing_close(device, backing_id),
+            told=lambda is_on: meters.set(PASSTHROUGH, float(is_on)),
         )
         self._context = Context(
             fs=fs,
@@ -82,6 +87,7 @@ class FuseServer:
         )
         self._must_distrust = session.is_resumed and session.negotiated is not None and not is_known
         self._patience_s = patience_s
+        self._timing = Timing(meters)
         self._looks = Pool(pool_threads, name="fuse-looks")
         self._changes = Pool(pool_threads, name="fuse-changes")
         self._notifier = Notifier(Relay(device))
@@ -156,11 +162,14 @@ class FuseServer:
             _log.warning("resend-refused reason=%s hint='needs Linux 6.9 or newer'", exc)
 
     def _serve_one(self, buffers: Buffers, size: int, is_alone: bool) -> None:
+        began_s = time.monotonic()
         opcode, unique, node, uid, gid, pid = wire.IN_HEADER_USED.unpack_from(buffers.head)
         buffers.counts[opcode] = buffers.counts.get(opcode, 0) + 1
         if opcode in _COPIES and size >= HEAD_BYTES and self._copy(buffers, size):
+            self._timing.done(opcode, unique, began_s)
             return
         request = Request(opcode, unique, node, uid, gid, pid, *buffers.content(opcode, size))
+        request.began_s = began_s
         if opcode == Opcode.INTERRUPT:
             self._interrupt(request)
         elif opcode in SLOW or (is_alone and not self._is_quick(request)):
@@ -204,11 +213,13 @@ class FuseServer:
 
     def _give_up(self, unique: int) -> None:
         if self._looks.cancel(unique) or self._changes.cancel(unique):
+            self._timing.done(Opcode.INTERRUPT, unique, 0.0)
             self._send([wire.error_reply(unique, errno.EINTR)])
 
     def _to_pool(self, request: Request) -> None:
         request.own()
         request.may_block = True
+        self._timing.waits(request.unique, request.began_s)
         pool = self._looks if self._is_look(request) else self._changes
         # The kernel says once that something is forgotten or released, and hears no answer.
         pool.submit(
@@ -259,6 +270,7 @@ class FuseServer:
         if reply.settle and self._must_settle(request, reply):
             if not request.may_block:
                 request.may_block = True
+                self._timing.waits(request.unique, request.began_s)
                 self._changes.submit(
                     request.unique, lambda: self._settle(request, reply), can_cancel=False
                 )
@@ -291,6 +303,7 @@ class FuseServer:
         self._answer(request, reply)
 
     def _answer(self, request: Request, reply: Reply) -> None:
+        self._timing.done(request.opcode, request.unique, request.began_s)
         if reply.is_silent:
             return
         parts = reply.parts
@@ -303,6 +316,7 @@ class FuseServer:
                 _log.exception("undo-failed opcode=%d node=%d", request.opcode, request.node)
 
     def _fail(self, request: Request, number: int) -> None:
+        self._timing.done(request.opcode, request.unique, request.began_s)
         if request.opcode not in _UNANSWERED:
             self._send([wire.error_reply(request.unique, number)])
 

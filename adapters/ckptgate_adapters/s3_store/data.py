@@ -170,4 +170,4 @@ class S3Data:
     def _warn(self, text: str) -> None:
         if text not in self._warnings:
             self._warnings[text] = None
-            _log.warning("s3-bucket-warning store=%s: %s", self._session.location.url, text)
+            _log.warning("s3-bucket-warning store=%s problem=%s", self._session.location.url, text)

@@ -197,7 +197,7 @@ async def keep_directory(session: Session, path: str) -> None:
 
 
 def _tell(text: str) -> None:
-    _log.warning("s3-bucket-warning %s", text)
+    _log.warning("s3-bucket-warning problem=%s", text)
 
 
 def _owned(kind: ObjectKind, *, mode: int, mtime_ns: int) -> Attributes:

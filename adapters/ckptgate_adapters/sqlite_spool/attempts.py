@@ -11,6 +11,7 @@ from ckptgate.model.states import AttemptState, advance_attempt
 from ckptgate.ports.spool import (
     BEGAN_META,
     JOINING_META,
+    PHASES_META,
     VOTED_META,
     WRITERS_META,
     AttemptRow,
@@ -89,7 +90,7 @@ class AttemptPart:
         with self._db.transaction:
             for sql in _DROP_BY_ATTEMPT:
                 self._db.run(sql, (id,))
-            for key in (WRITERS_META, JOINING_META, BEGAN_META, VOTED_META):
+            for key in (WRITERS_META, JOINING_META, BEGAN_META, VOTED_META, PHASES_META):
                 self._db.run("DELETE FROM meta WHERE key = ?", (key.format(attempt=id),))
             self._db.run(ATTEMPTS.delete, (id,))
 

@@ -32,14 +32,18 @@ DATA_FANOUT: Final = 256
 """Spool files lie in so many directories, by file id."""
 
 _NODE_WIDTH: Final = len(NODES.columns.split(", "))
-_COUNT_FILES: Final = (
+_COUNTED: Final = (
     "WITH RECURSIVE walk (ino) AS ("
     " SELECT m.ino FROM attempts AS a JOIN names AS m ON m.parent = a.root WHERE a.id = ?1"
     " UNION ALL SELECT m.ino FROM walk AS w JOIN names AS m ON m.parent = w.ino)"
-    " SELECT f.state, count(*), total(max(n.size, f.size))"
+    " SELECT {rank}, f.state, count(*), total(max(n.size, f.size))"
     " FROM walk AS w JOIN nodes AS n ON n.ino = w.ino JOIN files AS f ON f.file = n.file"
     " WHERE ?2 = '' OR substr(f.key, 1, length(?2)) <> ?2 OR substr(f.key, 1, length(?3)) = ?3"
-    " GROUP BY f.state"
+    " GROUP BY 1, 2"
+)
+_COUNT_FILES: Final = _COUNTED.format(rank="-1")
+_COUNT_RANKS: Final = _COUNTED.format(
+    rank="iif(json_valid(f.evidence), coalesce(json_extract(f.evidence, '$.rank'), -1), -1)"
 )
 _UNREFERENCED: Final = (
     "SELECT f.file FROM files AS f"
@@ -171,7 +175,15 @@ class FilePart:
         self, attempt: int, *, foreign: str = "", own: str = ""
     ) -> dict[FileState, tuple[int, int]]:
         rows = self._db.all(_COUNT_FILES, (attempt, foreign, own))
-        return {FileState(state): (count, int(size)) for state, count, size in rows}
+        return {FileState(state): (count, int(size)) for _, state, count, size in rows}
+
+    def count_ranks(
+        self, attempt: int, *, foreign: str = "", own: str = ""
+    ) -> dict[int, dict[FileState, tuple[int, int]]]:
+        found: dict[int, dict[FileState, tuple[int, int]]] = {}
+        for rank, state, count, size in self._db.all(_COUNT_RANKS, (attempt, foreign, own)):
+            found.setdefault(int(rank), {})[FileState(state)] = (count, int(size))
+        return found
 
     def nodes_of_file(self, file: int) -> list[NodeRow]:
         rows = self._db.all(f"{NODES.select} WHERE file = ? ORDER BY ino", (file,))

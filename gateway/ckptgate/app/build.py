@@ -17,11 +17,13 @@ from ckptgate.engine.publisher import Publisher
 from ckptgate.engine.runlog import RunLogs
 from ckptgate.engine.settings import PublisherSettings
 from ckptgate.ports.catalog import Invalidations
+from ckptgate.ports.meters import Meters
 from ckptgate.ports.spool import Spool
 from ckptgate.ports.store import Store, VerifyMode
 from ckptgate.vfs.settings import VfsSettings
 from ckptgate.vfs.vfs import Vfs
 from ckptgate_adapters.channels import DatagramWaker
+from ckptgate_adapters.metrics.mapped import open_meters
 from ckptgate_adapters.proc_identity import ProcIdentity
 from ckptgate_adapters.sqlite_spool import SqliteSpool
 from ckptgate_adapters.system_clock import SystemClock, SystemIds
@@ -29,7 +31,6 @@ from ckptgate_adapters.system_clock import SystemClock, SystemIds
 __all__ = ["Parts", "build_parts", "build_publisher", "build_vfs", "publisher_settings"]
 
 _CLOSE_DELAY_S = 0.005
-_CONTACT_INTERVAL_S: Final = 30.0
 _FILES_TO_DIRECTORY: Final = 2
 _FILES_TO_BUCKET: Final = 8
 """Sent at once: what a file waits for beside its parts is others' time. Their memory is bounded."""
@@ -48,16 +49,18 @@ class Parts:
     clock: SystemClock
     ids: SystemIds
     member: str
+    meters: Meters
 
 
-def build_parts(config: Config) -> Parts:
-    """Open the store and the (existing) spool of a mount."""
+def build_parts(config: Config, *, process: str) -> Parts:
+    """Open the store and the (existing) spool of a mount, for one of its processes."""
     store = open_store(config.store, config.s3)
     spool = SqliteSpool.attach(config.spool)
     clock, ids = SystemClock(), SystemIds()
     member = spool.get_meta("member") or ""
     logs = RunLogs(store, clock=clock, ids=ids, member=member)
-    events = Events(os.path.join(config.spool, EVENTS_FILE), clock=clock)
+    meters = open_meters(config.spool, process)
+    events = Events(os.path.join(config.spool, EVENTS_FILE), clock=clock, meters=meters)
     membership = Membership(
         store=store,
         spool=spool,
@@ -79,6 +82,7 @@ def build_parts(config: Config) -> Parts:
         clock=clock,
         ids=ids,
         member=member,
+        meters=meters,
     )
 
 
@@ -98,7 +102,6 @@ def publisher_settings(config: Config) -> PublisherSettings:
         reclaim_grace_s=parse_seconds(config.reclaim.grace),
         keep_aborted_s=parse_seconds(config.reclaim.keep_aborted),
         lost_after_s=parse_seconds(config.reclaim.lost_after),
-        contact_interval_s=_CONTACT_INTERVAL_S,
         upload_threads=_FILES_TO_BUCKET if is_url(config.store) else _FILES_TO_DIRECTORY,
         verify=VerifyMode(config.verify) if config.verify else None,
         patterns=config.names.patterns(),
@@ -118,6 +121,7 @@ def build_publisher(parts: Parts, invalidations: Invalidations) -> Publisher:
         events=parts.events,
         invalidations=invalidations,
         settings=publisher_settings(parts.config),
+        meters=parts.meters,
     )
 
 
@@ -145,7 +149,6 @@ def build_vfs(parts: Parts, invalidations: Invalidations) -> Vfs:
             default_job_key=config.job,
             decision_wait_s=config.commit.decision_wait_s,
             resume_wait_s=config.commit.resume_wait_s,
-            room_wait_s=config.room.wait_s,
             spool_max_bytes=config.room.spool_max_bytes,
             close_delay_s=_CLOSE_DELAY_S,
         ),

@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     name, spool, parent, *rest = argv
     _end_with_parent(int(parent))
     config = read_saved_config(spool)
-    configure_logging(config.log_level, process=name)
+    configure_logging(config.log_level, process=name, form=config.log.format)
     if name == "mount":
         from ckptgate.app.mount_process import run_mount  # noqa: PLC0415 - only what it needs
 

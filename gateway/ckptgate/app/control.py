@@ -5,46 +5,40 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any, Final
 
-import msgspec
-
 from ckptgate.app.build import Parts
+from ckptgate.app.seeing import Seeing
+from ckptgate.engine.attempt_status import torn_files, why_hidden
 from ckptgate.engine.known import is_known
 from ckptgate.engine.pins import set_pin
 from ckptgate.engine.publisher import Publisher
-from ckptgate.engine.run_state import run_state
-from ckptgate.engine.status import status, torn_files, why_hidden, writers_of
 from ckptgate.errors import MissingError, RefusedError, UsageError
 from ckptgate.model.states import UNDECIDED, AttemptState
 from ckptgate.ports.explicit import record_explicit_commit
-from ckptgate.ports.spool import STOP_META, AttemptRow, PendingKind, StopNotice
+from ckptgate.ports.spool import AttemptRow, PendingKind
 from ckptgate_adapters.channels import DatagramWaker
 from ckptgate_adapters.proc_identity import ProcIdentity
 
 __all__ = ["Control"]
 
-_SOON_S: Final = 5.0
-"""A file that was quiet for almost long enough is worth waiting for."""
+_DRAIN_TIMEOUT_S: Final = 30.0
 
 
 class Control:
     """Answers what the command line asks of the daemon."""
 
-    def __init__(self, parts: Parts, publisher: Publisher) -> None:
+    def __init__(self, parts: Parts, publisher: Publisher, seeing: Seeing) -> None:
         self._parts = parts
+        self._seeing = seeing
         self._publisher = publisher
         self._identity = ProcIdentity()
         self._waker = DatagramWaker(parts.config.spool)
-        self.drain_timeout_s = parts.config.stop.timeout_s
+        self.drain_timeout_s = _DRAIN_TIMEOUT_S
         self._answers = {
             "status": self._status,
             "commit": self._commit,
             "abort": self._abort,
             "state": self._state,
             "drain": self._drain,
-            "hold": self._hold,
-            "left": self._left,
-            "budget": self._budget,
-            "run": self._run,
             "gc": self._gc,
             "pin": self._pin,
         }
@@ -63,14 +57,7 @@ class Control:
 
     def report(self) -> dict[str, Any]:
         """The status report as JSON values."""
-        parts = self._parts
-        return status(
-            parts.spool,
-            parts.logs,
-            parts.events,
-            membership=parts.membership,
-            is_alive=self._identity.is_alive,
-        ).to_json()
+        return self._seeing.report().to_json()
 
     def left(self) -> list[dict[str, Any]]:
         """Work that isn't finished: attempts, and plain names not yet in the store."""
@@ -91,24 +78,6 @@ class Control:
             self._parts.spool.attempts(states=(AttemptState.SEALED,))
         )
 
-    def is_moving(self) -> bool:
-        """Whether waiting can help before the unmount: a save may still be going on, too."""
-        if self.is_decidable():
-            return True
-        parts = self._parts
-        quiet_s = parts.config.commit.quiescence_s + _SOON_S
-        for row in parts.spool.attempts(states=(AttemptState.OPEN,)):
-            silent_s = (parts.clock.now_ns() - max(row.write_ns, row.created_ns)) / 1e9
-            if silent_s < quiet_s or self._is_written(row):
-                return True
-        return False
-
-    def _is_written(self, row: AttemptRow) -> bool:
-        """Whether a process that writes it lives."""
-        spool, is_alive = self._parts.spool, self._identity.is_alive
-        open_by = {(h.pid, h.start) for h in spool.handles_of_attempt(row.id) if not h.is_closed}
-        return any(is_alive(pid, start) for pid, start in {*open_by, *writers_of(spool, row)})
-
     def _has_attempts(self) -> bool:
         return bool(self._parts.spool.attempts(states=UNDECIDED))
 
@@ -124,13 +93,7 @@ class Control:
             msg = f"nothing is at {path!r} in the mount {config.mountpoint}"
             hint = f"ckptgate status {config.mountpoint}; ckptgate ls RUN has what is committed"
             raise MissingError(msg, subject=path, hint=hint)
-        return {
-            "store": config.store,
-            "mountpoint": config.mountpoint,
-            "spool": config.spool,
-            "member": self._parts.member,
-            **self.report(),
-        }
+        return self._seeing.document()
 
     def _find(self, request: dict[str, Any], *, undecided: bool) -> AttemptRow:
         run, name = str(request["run"]), str(request["name"])
@@ -211,36 +174,3 @@ class Control:
     def _drain(self, request: dict[str, Any]) -> Any:
         self.drain_timeout_s = float(request["timeout_s"])
         return {"left": self.left()}
-
-    def _hold(self, request: dict[str, Any]) -> Any:
-        """Begin no checkpoints from now on, or begin some again."""
-        spool, for_s, why = self._parts.spool, request.get("for_s"), str(request["why"])
-        with spool.transaction():
-            present = StopNotice.parse(spool.get_meta(STOP_META))
-            if not request["refuses"]:
-                if present.why == why:
-                    spool.drop_meta(STOP_META)
-            elif present.why != "stop":
-                # The end of the mount is not undone by the end of a drain.
-                until_ns = 0 if for_s is None else self._parts.clock.now_ns() + int(for_s * 1e9)
-                notice = StopNotice(refuses=True, until_ns=until_ns, why=why)
-                spool.set_meta(STOP_META, msgspec.json.encode(notice).decode())
-        self.wake()
-        return {"timeout_s": self.drain_timeout_s}
-
-    def _left(self, request: dict[str, Any]) -> Any:
-        del request
-        return {
-            "left": self.left(),
-            "is_moving": self.is_moving(),
-            "timeout_s": self.drain_timeout_s,
-        }
-
-    def _budget(self, request: dict[str, Any]) -> Any:
-        del request
-        return {"timeout_s": self.drain_timeout_s}
-
-    def _run(self, request: dict[str, Any]) -> Any:
-        """What is undecided in a run, or below it, and what was decided last in each."""
-        path = str(request["path"])
-        return run_state(self._parts.spool, path, is_alive=self._identity.is_alive)

@@ -58,7 +58,7 @@ def run_mount(config: Config, device: int, ready_fd: int) -> int:
     # all that lives each time would make every caller wait.
     gc.set_threshold(_GC_NEW_OBJECTS, 50, 100)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parts = build_parts(config)
+    parts = build_parts(config, process="mount")
     try:
         parts.spool.reserve_space()
     except FullError as exc:
@@ -73,7 +73,7 @@ def run_mount(config: Config, device: int, ready_fd: int) -> int:
         parts.spool.clear_replies()
         parts.spool.clear_handles()
     fs.start_session(is_takeover=session.is_resumed)
-    server = FuseServer(fs, session, passthrough=config.passthrough)
+    server = FuseServer(fs, session, passthrough=config.passthrough, meters=parts.meters)
     invalidations.server = server
     receiver = DatagramReceiver(config.spool, MOUNT_SOCKET)
     threading.Thread(target=_receive, args=(receiver, server, fs), daemon=True).start()

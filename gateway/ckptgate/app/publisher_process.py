@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import signal
 import threading
 import time
-from typing import Final
+from typing import Any, Final
 
 from ckptgate.app.build import Parts, build_parts, build_publisher
 from ckptgate.app.config import Config
 from ckptgate.app.control import Control
-from ckptgate.app.left import write_left
+from ckptgate.app.seeing import Seeing
+from ckptgate.app.status_pages import incident_hook, serve_status
 from ckptgate.engine.digest import start_workers
 from ckptgate.engine.publisher import Publisher
 from ckptgate_adapters.channels import (
@@ -21,10 +24,12 @@ from ckptgate_adapters.channels import (
     DatagramReceiver,
 )
 
-__all__ = ["run_publisher"]
+__all__ = ["LEFT_FILE", "run_publisher"]
 
 _log = logging.getLogger(__name__)
 
+LEFT_FILE: Final = "left.json"
+"""What a drain left undone, for `ckptgate umount`."""
 _DRAIN_STEP_S: Final = 0.05
 
 
@@ -34,7 +39,7 @@ def run_publisher(config: Config) -> int:
     signal.signal(signal.SIGIO, signal.SIG_IGN)
     start_workers()
     stop = threading.Event()
-    parts = build_parts(config)
+    parts = build_parts(config, process="publisher")
     publisher = build_publisher(parts, DatagramInvalidations(config.spool))
     receiver = DatagramReceiver(config.spool, PUBLISHER_SOCKET)
 
@@ -46,15 +51,20 @@ def run_publisher(config: Config) -> int:
         stop.set()
         control.wake()
 
-    control = Control(parts, publisher)
+    seeing = Seeing(parts, publisher.progress)
+    control = Control(parts, publisher, seeing)
     signal.signal(signal.SIGTERM, on_term)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     server = ControlServer(config.spool, control.answer)
     server.start()
+    pages = serve_status(config, seeing)
+    hook = incident_hook(parts)
     try:
         publisher.run(stop, wait)
         _drain(parts, publisher, control)
     finally:
+        hook.close()
+        pages.close()
         server.close()
         receiver.close()
         parts.spool.close()
@@ -69,4 +79,18 @@ def _drain(parts: Parts, publisher: Publisher, control: Control) -> None:
         if not publisher.step() and not control.is_decidable():
             break
         time.sleep(_DRAIN_STEP_S)
-    write_left(parts.config.spool, control.left())
+    _write_left(parts.config.spool, control.left())
+
+
+def _write_left(spool: str, left: list[dict[str, Any]]) -> None:
+    path = os.path.join(spool, LEFT_FILE)
+    try:
+        with open(path + ".new", "w", encoding="utf-8") as stream:
+            json.dump(left, stream)
+        os.replace(path + ".new", path)
+    except OSError as exc:
+        _log.warning("left-not-written path=%s error=%s", path, exc)
+    if left:
+        _log.warning("drained left=%s", json.dumps(left))
+    else:
+        _log.info("drained left=nothing")

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Final
 
 import msgspec
 
-from ckptgate.app.units import parse_bytes, parse_seconds
+from ckptgate.app.units import parse_bytes, parse_listen, parse_seconds
 from ckptgate.model.kinds import DEFAULT_PATTERNS, NamePatterns
 
 __all__ = [
     "CommitSection",
+    "IncidentsSection",
+    "LogSection",
     "NamesSection",
     "ReclaimSection",
     "RoomSection",
     "S3Section",
-    "StopSection",
+    "StatusSection",
     "Strict",
 ]
 
 SPOOL_BYTES_MIN: Final = 1 << 20
-STOP_POLICIES: Final = ("refuse", "allow")
-STOP_TIMEOUT_MAX_S: Final = 7 * 86400
 
 
 class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,14 +85,11 @@ class RoomSection(Strict, frozen=True, kw_only=True):
         free_target_share: until so much is free again.
         spool_max: how much the spool itself may take (`500GiB`), "" for as much as there is: above
             it the same copies are given up, and where none is left new files are refused.
-        wait_s: seconds that a checkpoint's first file waits at most for the room that the run's
-            previous checkpoint took.
     """
 
     free_min_share: float = 0.25
     free_target_share: float = 0.4
     spool_max: str = ""
-    wait_s: float = 60.0
 
     @property
     def spool_max_bytes(self) -> int:
@@ -101,9 +99,6 @@ class RoomSection(Strict, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.spool_max and self.spool_max_bytes < SPOOL_BYTES_MIN:
             msg = f"room.spool_max is less than {SPOOL_BYTES_MIN} bytes"
-            raise ValueError(msg)
-        if self.wait_s < 0:
-            msg = "room.wait_s is negative"
             raise ValueError(msg)
         for name in ("free_min_share", "free_target_share"):
             if not 0 <= getattr(self, name) < 1:
@@ -136,24 +131,85 @@ class ReclaimSection(Strict, frozen=True, kw_only=True):
                 raise ValueError(msg) from exc
 
 
-class StopSection(Strict, frozen=True, kw_only=True):
-    """`[stop]`: what SIGTERM to the daemon means, as when its node is taken away.
+class LogSection(Strict, frozen=True, kw_only=True):
+    """`[log]`: how the daemon's log looks; how much of it there is says `log_level`.
 
     Attributes:
-        new_checkpoints: `refuse` (EROFS) or `allow`, from the signal on.
-        timeout_s: seconds that what is under way may take to be finished and published.
+        format: `text` (`key=value`) or `json`, an object a line.
     """
 
-    new_checkpoints: str = "refuse"
-    timeout_s: float = 60.0
+    format: str = "text"
 
     def __post_init__(self) -> None:
-        if self.new_checkpoints not in STOP_POLICIES:
-            msg = f"stop.new_checkpoints is not one of {', '.join(STOP_POLICIES)}"
+        if self.format not in {"text", "json"}:
+            msg = f"log.format is {self.format!r}, not text or json"
             raise ValueError(msg)
-        if not 0 <= self.timeout_s <= STOP_TIMEOUT_MAX_S:
-            msg = f"stop.timeout_s is not in 0 <= x <= {STOP_TIMEOUT_MAX_S}"
+
+
+class IncidentsSection(Strict, frozen=True, kw_only=True):
+    """`[incidents]`: whom to tell.
+
+    Attributes:
+        command: program (an absolute path) and arguments, run for each incident with the incident
+            as JSON on its standard input; () for none.
+        timeout_s: after which it is killed.
+        burst: runs for one kind within a window; the rest becomes one summary.
+        window_s: how long a window is.
+    """
+
+    command: tuple[str, ...] = ()
+    timeout_s: float = 10.0
+    burst: int = 5
+    window_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.command and not self.command[0].startswith("/"):
+            msg = "incidents.command does not begin with an absolute path"
             raise ValueError(msg)
+        if any("\0" in word for word in self.command):
+            msg = "incidents.command has a null byte in it"
+            raise ValueError(msg)
+        for name in ("timeout_s", "burst", "window_s"):
+            if getattr(self, name) <= 0:
+                msg = f"incidents.{name} is not above 0"
+                raise ValueError(msg)
+
+
+class StatusSection(Strict, frozen=True, kw_only=True):
+    """`[status]`: where the status page and the metrics are, beside `<spool>/status.sock`.
+
+    Attributes:
+        listen: `127.0.0.1:9469`, `[::1]:9469`: page and metrics, for this machine; "" for nowhere.
+        metrics_listen: `10.0.0.5:9469`: metrics and health alone, for others; "" for nowhere.
+        hosts: names that may stand in a request's Host beside addresses, `localhost` and the
+            machine's own name.
+    """
+
+    listen: str = ""
+    metrics_listen: str = ""
+    hosts: tuple[str, ...] = ()
+
+    @property
+    def page_address(self) -> tuple[str, int] | None:
+        """Host and port of `listen`."""
+        return parse_listen(self.listen) if self.listen else None
+
+    @property
+    def metrics_address(self) -> tuple[str, int] | None:
+        """Host and port of `metrics_listen`."""
+        return parse_listen(self.metrics_listen) if self.metrics_listen else None
+
+    def __post_init__(self) -> None:
+        for name in ("listen", "metrics_listen"):
+            if value := getattr(self, name):
+                try:
+                    host, _ = parse_listen(value)
+                except ValueError as exc:
+                    msg = f"status.{name}: {exc}"
+                    raise ValueError(msg) from exc
+                if name == "listen" and not ipaddress.ip_address(host).is_loopback:
+                    msg = f"status.listen is {value!r}: the page is for this machine only"
+                    raise ValueError(msg)
 
 
 class S3Section(Strict, frozen=True, kw_only=True):

@@ -1,11 +1,12 @@
-"""Durations and sizes as people write them: `90s`, `24h`, `7d`; `500GiB`, `2TB`. Pure."""
+"""Durations, sizes and addresses as people write them: `90s`, `7d`; `2TB`; `[::1]:9469`. Pure."""
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import Final
 
-__all__ = ["FOREVER", "parse_bytes", "parse_seconds"]
+__all__ = ["FOREVER", "parse_bytes", "parse_listen", "parse_seconds"]
 
 FOREVER: Final = "forever"
 """A duration that never ends."""
@@ -45,3 +46,22 @@ def parse_bytes(text: str) -> int:
         msg = f"{text!r} is no size (such as 500GiB, 2TB)"
         raise ValueError(msg)
     return int(float(found[1]) * _BYTES[found[2].lower()])
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """The IP address and port that *text* says.
+
+    Raises:
+        ValueError: it is none.
+    """
+    host, colon, port = text.rpartition(":")
+    host = "127.0.0.1" if host == "localhost" else host.removeprefix("[").removesuffix("]")
+    number = int(port) if colon and port.isdecimal() else -1
+    try:
+        address = str(ipaddress.ip_address(host))
+    except ValueError:
+        address, number = "", -1
+    if not 0 <= number < 65536:
+        msg = f"{text!r} is no address and port (such as 127.0.0.1:9469)"
+        raise ValueError(msg)
+    return address, number

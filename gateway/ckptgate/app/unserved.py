@@ -78,7 +78,9 @@ def would_go(place: Place) -> list[Reclaimed]:
         spool = os.path.join(base, "spool")
         made = SqliteSpool.create_or_open(spool, store_url=place.store, host=os.uname().nodename)
         made.close()
-        parts = build_parts(Config(store=place.store, spool=spool, mountpoint="", s3=place.s3))
+        parts = build_parts(
+            Config(store=place.store, spool=spool, mountpoint="", s3=place.s3), process="publisher"
+        )
         try:
             publisher = build_publisher(parts, _NoMount())
             runs = {

@@ -93,6 +93,8 @@ class Decider:
         self._patience = Patience(node.clock, node.settings.commit_deadline_s)
         self._pace = Pace(node.clock)
         self._turns = node.turns
+        self._phases = node.phases
+        self._progress = node.progress
         self._seals: OrderedDict[tuple[str, str], Seal] = OrderedDict()
 
     def step(self, row: AttemptRow) -> bool:
@@ -146,6 +148,7 @@ class Decider:
             now = self._spool.attempt(row.id)
             if now is not None and now.state in UNDECIDED and not now.attempt:
                 self._spool.update_attempt(row.id, state=AttemptState.ABANDONED, reason=reason)
+        self._phases.lost(row, "abandoned")
         self._events.record("abandoned", f"{row.run}/{row.name}", reason)
         self._invalidations.name(row.run_ino, row.name)
 
@@ -183,6 +186,7 @@ class Decider:
             )
         self._voter.forget(row.id)
         self._membership.forget(row.run, row.attempt)
+        self._phases.lost(row, "aborted")
         self._events.record("aborted", f"{row.run}/{row.attempt}", _with_missing(view))
         self._invalidations.name(row.run_ino, row.name)
         return True
@@ -227,6 +231,8 @@ class Decider:
         is_closed = case.view.state is AttemptPhase.CLOSED
         verdict, votes, members = self._read_closed(case) if is_closed else self._read(case)
         progress = frozenset((member, vote.n) for member, vote in votes.items())
+        final = {member for member, vote in votes.items() if vote.is_final}
+        self._progress.votes(*case.key, {member: member in final for member in members})
         self._patience.looked(case.key, len(members), progress)
         if verdict.missing:
             return self._wait_or_abort(case, (verdict, votes, members))

@@ -1,7 +1,8 @@
 """Incidents that a person must be able to find later: late members, failed verifications, aborts.
 
-They are one JSON object a line in `<spool>/events.jsonl`, which both processes append to, or a list
-in memory. Recording never fails: what cannot be written is logged and kept in memory.
+They are one JSON object a line in `<spool>/events.jsonl`, which all processes append to, or a list
+in memory. Recording never fails: what cannot be written is logged and kept in memory. Their kinds
+are in `model.incidents`.
 
 Thread rule: any thread of any process (one `write` with O_APPEND a line).
 """
@@ -17,8 +18,10 @@ from typing import Final
 import msgspec
 
 from ckptgate.model.documents import Manifest
+from ckptgate.model.incidents import Severity, incident_kind
 from ckptgate.model.layout import join_key
 from ckptgate.ports.clock import Clock
+from ckptgate.ports.meters import INCIDENTS_TOLD, NO_METERS, Meters
 
 __all__ = ["EVENTS_FILE", "Event", "Events", "tell_torn"]
 
@@ -32,6 +35,11 @@ TAIL_BYTES: Final = 512 * 1024
 """How much of the file's end `recent` looks at."""
 DETAIL_CHARS_MAX: Final = 4096
 MEMORY_MAX: Final = 1000
+_LEVELS: Final = {
+    Severity.NOTICE: logging.INFO,
+    Severity.WARNING: logging.WARNING,
+    Severity.CRITICAL: logging.ERROR,
+}
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,17 +61,31 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 class Events:
     """Where incidents are recorded. Any thread."""
 
-    def __init__(self, path: str | None = None, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        path: str | None = None,
+        *,
+        clock: Clock | None = None,
+        meters: Meters = NO_METERS,
+    ) -> None:
         self._path = path
         self._clock = clock
+        self._meters = meters
         self._lock = threading.Lock()
         self._memory: deque[Event] = deque(maxlen=MEMORY_MAX)
 
     def record(self, kind: str, subject: str, detail: str) -> None:
-        """Record an incident and log it as a warning. Never fails."""
+        """Record an incident and log it, as gravely as its kind is. Never fails."""
         at = self._clock.now() if self._clock else ""
-        event = Event(at=at, kind=kind, subject=subject, detail=detail[:DETAIL_CHARS_MAX])
-        _log.warning("%s subject=%s detail=%s", kind, subject, event.detail)
+        event = Event(
+            at=at,
+            kind=kind,
+            subject=_text(subject),
+            detail=_text(detail),
+        )
+        level = _LEVELS[incident_kind(kind).severity]
+        _log.log(level, "%s subject=%s detail=%s", kind, event.subject, event.detail)
+        self._meters.add(INCIDENTS_TOLD, label=kind)
         with self._lock:
             if self._path is None or not self._write(self._path, event):
                 self._memory.append(event)
@@ -93,6 +115,11 @@ class Events:
             _log.warning("event-not-written path=%s error=%s", path, exc)
             return False
         return is_whole
+
+
+def _text(text: str) -> str:
+    """As much as is kept; what isn't UTF-8 (a name of the system's) is escaped."""
+    return text[:DETAIL_CHARS_MAX].encode(errors="backslashreplace").decode()
 
 
 def _read_tail(path: str) -> list[Event]:

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 
 from ckptgate.engine.events import Events
 from ckptgate.engine.membership import Membership
+from ckptgate.engine.phases import PhaseClock
+from ckptgate.engine.progress import Progress
 from ckptgate.engine.runlog import RunLogs
 from ckptgate.engine.settings import PublisherSettings
 from ckptgate.engine.turns import Turns
 from ckptgate.ports.catalog import Invalidations
 from ckptgate.ports.clock import Clock
+from ckptgate.ports.meters import Meters
 from ckptgate.ports.spool import Spool
 from ckptgate.ports.store import Store
 
@@ -32,6 +35,9 @@ class Node:
         invalidations: what the kernel must forget.
         settings: how long things may take.
         turns: whose turn it is to do what any member may do.
+        meters: where it is counted.
+        phases: when the phases of saves ended.
+        progress: how fast saves go.
     """
 
     store: Store
@@ -44,3 +50,6 @@ class Node:
     invalidations: Invalidations
     settings: PublisherSettings
     turns: Turns
+    meters: Meters
+    phases: PhaseClock
+    progress: Progress

@@ -66,6 +66,7 @@ class Publication:
         self._invalidations = node.invalidations
         self._clock = node.clock
         self._turns = node.turns
+        self._phases = node.phases
         self._hidden: set[tuple[str, str]] = set()
         self._committed_at: dict[tuple[str, str], float] = {}
         self._done_to: dict[str, int] = {}
@@ -104,7 +105,10 @@ class Publication:
         if view is None or view.state is not AttemptPhase.COMMITTED:
             return False
         if self._membership.check_late(row).state in UNDECIDED:
+            self._phases.committed(row)
             self._adopt(log, row.run_ino, view)
+        else:
+            self._phases.lost(row, "late")
         self._invalidations.name(row.run_ino, row.name)
         self._voter.forget(row.id)
         self._membership.forget(log.run, row.attempt)

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from ckptgate.engine.contact import StoreContact
 from ckptgate.engine.decide import OWN_WORK_FACTOR, Decider
 from ckptgate.engine.events import Events
 from ckptgate.engine.evict import Evictor
@@ -23,6 +22,8 @@ from ckptgate.engine.judge import Judge
 from ckptgate.engine.membership import Membership
 from ckptgate.engine.mirror import Mirror
 from ckptgate.engine.node import Node
+from ckptgate.engine.phases import PhaseClock
+from ckptgate.engine.progress import Progress
 from ckptgate.engine.publish import Publication
 from ckptgate.engine.reclaimer import Reclaimer
 from ckptgate.engine.runlog import RunLog, RunLogs
@@ -37,6 +38,7 @@ from ckptgate.errors import CkptError, TransientStoreError
 from ckptgate.model.states import UNDECIDED
 from ckptgate.ports.catalog import Invalidations
 from ckptgate.ports.clock import Clock, Ids
+from ckptgate.ports.meters import NO_METERS, Meters
 from ckptgate.ports.spool import AttemptRow, Spool
 from ckptgate.ports.store import Store
 
@@ -68,7 +70,11 @@ class Publisher:
         events: Events,
         invalidations: Invalidations,
         settings: PublisherSettings,
+        meters: Meters = NO_METERS,
     ) -> None:
+        self.progress = Progress(clock)
+        """How fast saves go; any thread."""
+        phases = PhaseClock(spool=spool, clock=clock, membership=membership, meters=meters)
         node = Node(
             store=store,
             spool=spool,
@@ -85,6 +91,9 @@ class Publisher:
                 first_wait_s=settings.survivor_delay_s,
                 doubled_until_s=(OWN_WORK_FACTOR + 1) * settings.commit_deadline_s,
             ),
+            meters=meters,
+            phases=phases,
+            progress=self.progress,
         )
         self._spool = spool
         self._logs = logs
@@ -92,7 +101,7 @@ class Publisher:
         self._clock = clock
         self._events = events
         self._settings = settings
-        self._contact = StoreContact(node)
+        self._phases = phases
         self._stager = Stager(node)
         self._uploader = Uploader(node)
         self._voter = Voter(node)
@@ -116,7 +125,6 @@ class Publisher:
     def _pass(self) -> bool:
         # Until it is known better, also if the spool can't be read.
         self._is_busy = True
-        self._guard_all("the store", self._contact.step)
         did = self._guard_all("plain names", self._mirror.step)
         for row in self._undecided():
             did = self._guard("join", row, self._introduce) or did
@@ -221,11 +229,16 @@ class Publisher:
         for row in rows:
             did = self._guard("recheck", row, self._stager.recheck) or did
             did = self._guard("vote", row, self._voter.step) or did
+            self._guard("phases", row, self._note_phases)
             did = self._guard("decide", row, self._decider.step) or did
         others = partial(self._decider.step_others, run)
         did = self._guard_all(f"others in {run or '/'}", others) or did
         self._is_busy = self._is_busy or self._has_undecided(log)
         return self._publication.step(run) or did
+
+    def _note_phases(self, row: AttemptRow) -> bool:
+        self._phases.step(row)
+        return False
 
     @staticmethod
     def _has_undecided(log: RunLog) -> bool:
@@ -282,8 +295,8 @@ class Publisher:
         self._backoff.failed(subject)
         _log.warning("step-failed subject=%s error=%s", subject, error)
         # The store being away is no incident of each attempt; what is wrong with one is, once.
-        if isinstance(error, TransientStoreError):
-            self._contact.failed(error)
-        elif self._said.get(subject) != str(error):
-            self._said[subject] = str(error)
-            self._events.record("step-failed", subject, str(error))
+        kind = "store-away" if isinstance(error, TransientStoreError) else "step-failed"
+        said = kind if kind == "store-away" else str(error)
+        if self._said.get(subject) != said:
+            self._said[subject] = said
+            self._events.record(kind, subject, str(error))

@@ -80,6 +80,11 @@ class RunLog:
         read_at = self._read_at
         return None if read_at is None else self._clock.monotonic() - read_at
 
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether it is unknown if the record that was sent last is in the log."""
+        return self._doubt is not None
+
     def look(self, read: Callable[[RunState], _T]) -> _T:
         """What *read* makes of the folded state, while nobody changes it. No store call."""
         with self._lock:

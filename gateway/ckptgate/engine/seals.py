@@ -56,6 +56,7 @@ class Sealer:
         self._idle = Patience(node.clock, node.settings.abandon_after_s)
         self._pace = Pace(node.clock)
         self._turns = node.turns
+        self._phases = node.phases
 
     def step(self, row: AttemptRow) -> bool:
         """One pass over an undecided attempt that has no SEAL in the log; True if it moved.
@@ -288,6 +289,7 @@ class Sealer:
         self._patience.forget((row.run, row.attempt))
         self._held.forget((row.run, row.attempt))
         self._idle.forget((row.run, str(row.id)))
+        self._phases.lost(row, "abandoned")
         self._events.record("abandoned", f"{row.run}/{row.attempt or row.name}", reason)
         return True
 

@@ -43,6 +43,7 @@ from ckptgate.model.states import (
     FileState,
     must_be_rewritten,
 )
+from ckptgate.ports.meters import DIGESTED_BYTES, DIGESTED_FILES
 from ckptgate.ports.spool import (
     AttemptRow,
     FileRow,
@@ -108,6 +109,7 @@ class Stager:
         self._spool = node.spool
         self._clock = node.clock
         self._events = node.events
+        self._meters = node.meters
         self._settings = node.settings
         self._pace = Pace(node.clock)
         self._queue = Queue(node.spool, FileState.QUIET)
@@ -295,6 +297,7 @@ class Stager:
     def _keep(self, digested: Sequence[_Digested]) -> dict[int, Outcome]:
         """Record the digests of files that are still quiet; whether each was."""
         kept: dict[int, Outcome] = {}
+        size = 0
         with self._spool.transaction():
             written = {handle.file for handle in self._spool.handles() if not handle.is_closed}
             for each in digested:
@@ -307,6 +310,9 @@ class Stager:
                     continue
                 self._keep_one(row, each)
                 kept[each.file] = True
+                size += each.seen.size
+        self._meters.add(DIGESTED_FILES, len(kept))
+        self._meters.add(DIGESTED_BYTES, size)
         return kept
 
     def _names(self, file: int) -> set[str]:

@@ -6,77 +6,28 @@ while the store is away. Any thread.
 
 from __future__ import annotations
 
-import json
+import re
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import msgspec
 
+from ckptgate.engine.attempt_status import AttemptStatus, Reader
 from ckptgate.engine.events import Event, Events
-from ckptgate.engine.membership import Membership
+from ckptgate.engine.phases import FINISHED_MAX
 from ckptgate.engine.runlog import RunLog, RunLogs
+from ckptgate.model.incidents import incident_kind
 from ckptgate.model.rules import RunState
-from ckptgate.model.states import UNDECIDED, AttemptState, FileState
-from ckptgate.ports.spool import (
-    ROOM_META,
-    WRITERS_META,
-    AttemptRow,
-    FileRow,
-    PendingKind,
-    Spool,
-    SpoolRoom,
-)
+from ckptgate.model.states import UNDECIDED
+from ckptgate.ports.spool import ROOM_META, PendingKind, Spool, SpoolRoom
 
-__all__ = [
-    "AttemptStatus",
-    "QueueStatus",
-    "RunStatus",
-    "StatusReport",
-    "run_status",
-    "status",
-    "torn_files",
-    "why_hidden",
-    "writers_of",
-]
+__all__ = ["QueueStatus", "RunStatus", "StatusReport", "run_status", "status", "step_of"]
 
 EVENTS_MAX: Final = 20
-FINISHED_MAX: Final = 20
-"""Attempts of each run that are decided and still listed, newest last."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptStatus:
-    """One attempt.
-
-    Attributes:
-        run, name, attempt: where and which; `attempt` is "" until joined.
-        state, event, generation, job_key, format_name: as in the spool.
-        is_joined, is_voted: as in the spool.
-        files: state -> number of files (`open`, `quiet`, `digested`, `stored`).
-        size_bytes, stored_bytes: of all files, and of those the store has.
-        writers: processes that have a file open for writing.
-        missing: what is owed and by whom, one line each.
-        reason: why it isn't committed or never will be, or why nobody sees it.
-    """
-
-    run: str
-    name: str
-    attempt: str
-    state: str
-    event: str
-    generation: int
-    job_key: str
-    format_name: str
-    is_joined: bool
-    is_voted: bool
-    files: dict[str, int]
-    size_bytes: int
-    stored_bytes: int
-    writers: tuple[int, ...]
-    missing: tuple[str, ...]
-    reason: str
+STEP_DIGITS_MAX: Final = 15
+"""A longer number is exact in no metric, and no step."""
+_NUMBER: Final = re.compile(r"[0-9]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +40,12 @@ class RunStatus:
         generation: the newest.
         age_s: since the log was last read, None if never.
         last_committed: name of the newest committed checkpoint, "" for none.
+        last_step: the number in that name, None where there is none.
         committed, undecided: how many.
         pointers: pointer -> checkpoint.
         quarantined: name -> reason.
         is_held: whether nothing is retired.
+        in_doubt: whether it is unknown what became of the last record that was sent.
     """
 
     run: str
@@ -100,11 +53,13 @@ class RunStatus:
     generation: int
     age_s: float | None
     last_committed: str
+    last_step: int | None
     committed: int
     undecided: int
     pointers: dict[str, str]
     quarantined: dict[str, str]
     is_held: bool
+    in_doubt: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,20 +90,12 @@ class StatusReport:
             "runs": [_plain(asdict(run)) for run in self.runs],
             "queue": asdict(self.queue),
             "room": msgspec.to_builtins(self.room),
-            "events": [
-                {"at": e.at, "kind": e.kind, "subject": e.subject, "detail": e.detail}
-                for e in self.events
-            ],
+            "events": [_event(event) for event in self.events],
         }
 
 
 def status(
-    spool: Spool,
-    logs: RunLogs,
-    events: Events,
-    *,
-    membership: Membership | None = None,
-    is_alive: Callable[[int, int], bool] | None = None,
+    spool: Spool, logs: RunLogs, events: Events, *, reader: Reader | None = None
 ) -> StatusReport:
     """The report as of now.
 
@@ -156,9 +103,7 @@ def status(
         spool: this node's.
         logs: of the runs that this process follows.
         events: incidents.
-        membership: tells which files other members staged; without it they count as ours.
-        is_alive: whether the process (pid, start) runs; without it, those count that have a file
-            open for writing.
+        reader: of attempts; one that is kept reads what is decided only once.
     """
     rows = spool.attempts()
     shown = [row for row in rows if row.state in UNDECIDED]
@@ -167,7 +112,7 @@ def status(
     # What was removed waits for nothing.
     pending = Counter(row.kind for row in spool.pending() if row.ino is not None)
     return StatusReport(
-        attempts=tuple(_attempt(spool, row, membership, is_alive) for row in listed),
+        attempts=(reader or Reader(spool=spool)).read(listed),
         runs=tuple(run_status(log) for log in sorted(logs.known(), key=lambda log: log.run)),
         queue=QueueStatus(
             plain_ops=len(spool.plain_ops()),
@@ -181,84 +126,9 @@ def status(
     )
 
 
-def _attempt(
-    spool: Spool,
-    row: AttemptRow,
-    membership: Membership | None,
-    is_alive: Callable[[int, int], bool] | None,
-) -> AttemptStatus:
-    foreign, own = "", ""
-    if membership is not None and row.attempt:
-        foreign, own = membership.data_prefixes(row)
-    counts = spool.count_files(row.id, foreign=foreign, own=own)
-    writers = {h.pid for h in spool.handles_of_attempt(row.id) if not h.is_closed}
-    return AttemptStatus(
-        run=row.run,
-        name=row.name,
-        attempt=row.attempt,
-        state=str(row.state),
-        event=row.event,
-        generation=row.generation,
-        job_key=row.job_key,
-        format_name=row.format_name,
-        is_joined=row.is_joined,
-        is_voted=row.is_voted,
-        files={str(state): counts.get(state, (0, 0))[0] for state in FileState},
-        size_bytes=sum(size for _, size in counts.values()),
-        stored_bytes=counts.get(FileState.STORED, (0, 0))[1],
-        writers=tuple(sorted(writers)),
-        missing=row.missing,
-        reason="; ".join(filter(None, (row.reason, why_hidden(spool, row, is_alive)))),
-    )
-
-
-def why_hidden(spool: Spool, row: AttemptRow, is_alive: Callable[[int, int], bool] | None) -> str:
-    """Why the mount shows the attempt to nobody, not even to its job; "" if it may be seen.
-
-    As `vfs.liveness` decides: a writer died with a file open, and no other writer is left.
-    """
-    if row.state is not AttemptState.OPEN:
-        return ""
-    writing = {h.file for h in spool.handles_of_attempt(row.id) if not h.is_closed}
-    writers = writers_of(spool, row)
-    if writing or (is_alive is not None and any(is_alive(*writer) for writer in writers)):
-        return ""
-    torn = [path for path, _ in torn_files(spool, row, is_alive)]
-    if not torn:
-        return ""
-    more = f" and of {len(torn) - 1} more" if len(torn) > 1 else ""
-    what = f"the writer of {torn[0]!r}{more} died with it open"
-    return f"hidden: {what}; commit it explicitly or abort it"
-
-
-def writers_of(spool: Spool, row: AttemptRow) -> list[tuple[int, int]]:
-    """(pid, start) of all processes that ever wrote the attempt here."""
-    writers: list[list[int]] = json.loads(
-        spool.get_meta(WRITERS_META.format(attempt=row.id)) or "[]"
-    )
-    return [(pid, start) for pid, start in writers]
-
-
-def torn_files(
-    spool: Spool, row: AttemptRow, is_alive: Callable[[int, int], bool] | None
-) -> list[tuple[str, FileRow]]:
-    """Files of this node whose writer died with them open, by path; *is_alive* as of `status`."""
-    held = {
-        handle.file
-        for handle in spool.handles_of_attempt(row.id)
-        if not handle.is_closed
-        and (is_alive is None or not handle.pid or is_alive(handle.pid, handle.start))
-    }
-    return [
-        (path, file)
-        for path, _, file in spool.files_of_attempt(row.id)
-        if file.evidence.is_torn or (file.state is FileState.OPEN and file.file not in held)
-    ]
-
-
 def run_status(log: RunLog) -> RunStatus:
     """One run as far as its log was read."""
-    age_s = log.age_s()
+    age_s, in_doubt = log.age_s(), log.is_in_doubt
 
     def read(state: RunState) -> RunStatus:
         return RunStatus(
@@ -266,15 +136,35 @@ def run_status(log: RunLog) -> RunStatus:
             length=state.length,
             generation=state.generation,
             age_s=age_s,
-            last_committed=next(reversed(state.current), ""),
+            last_committed=(last := next(reversed(state.current), "")),
+            last_step=step_of(last),
             committed=len(state.current),
             undecided=len(state.undecided()),
             pointers={name: folded.value.target for name, folded in state.pointers.items()},
             quarantined=dict(state.quarantined),
             is_held=state.is_held,
+            in_doubt=in_doubt,
         )
 
     return log.look(read)
+
+
+def step_of(name: str) -> int | None:
+    """The last number in a checkpoint's name, None where there is none that could be a step."""
+    numbers = _NUMBER.findall(name)
+    return int(numbers[-1]) if numbers and len(numbers[-1]) <= STEP_DIGITS_MAX else None
+
+
+def _event(event: Event) -> dict[str, str]:
+    known = incident_kind(event.kind)
+    return {
+        "at": event.at,
+        "kind": event.kind,
+        "severity": str(known.severity),
+        "subject": event.subject,
+        "detail": event.detail,
+        "hint": known.hint,
+    }
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:

@@ -22,9 +22,10 @@ from ckptgate.engine.digest import is_unchanged
 from ckptgate.engine.jobs import Backoff, Cancelled, Jobs, Outcome
 from ckptgate.engine.leases import has_no_open_writer
 from ckptgate.engine.node import Node
-from ckptgate.errors import FullError, IntegrityError, TransientStoreError
+from ckptgate.errors import CkptError, FullError, IntegrityError, TransientStoreError
 from ckptgate.model.layout import data_key, data_name, full_key, intent_key
 from ckptgate.model.states import UNDECIDED, FileState
+from ckptgate.ports.meters import OTHER, UPLOAD_ERRORS, UPLOADED_BYTES, UPLOADED_FILES
 from ckptgate.ports.spool import AttemptRow, FileRow, LocalBytes
 from ckptgate.ports.store import DigestedFile
 
@@ -61,6 +62,9 @@ class Uploader:
         self._spool = node.spool
         self._member = node.member
         self._events = node.events
+        self._clock = node.clock
+        self._meters = node.meters
+        self._progress = node.progress
         self._settings = node.settings
         self._verify = node.settings.verify or node.store.default_verify
         self._queue = Queue(node.spool, FileState.DIGESTED)
@@ -107,6 +111,8 @@ class Uploader:
         if not isinstance(outcome, OSError):
             raise outcome
         self._backoff.failed(file_id)
+        kind = str(outcome.kind) if isinstance(outcome, CkptError) else OTHER
+        self._meters.add(UPLOAD_ERRORS, label=kind)
         _log.warning("upload-failed file=%d error=%s", file_id, outcome)
         if isinstance(outcome, FullError) and file_id not in self._said_full:
             self._said_full.add(file_id)
@@ -135,18 +141,25 @@ class Uploader:
             for file in files
         }
         self._jobs.check_cancelled()
+        began_s = self._clock.monotonic()
         errors = self._store.put_all(sources, self._verify)
         outcomes: dict[int, Outcome] = {}
         arrived: list[_Waiting] = []
+        size = 0
         for file, key in zip(files, sources, strict=True):
             error = errors.get(key)
             if error is None:
                 self._wrong.pop(file.row.file, None)
                 arrived.append(file)
+                size += file.row.size
                 continue
             outcomes[file.row.file] = error
             if isinstance(error, IntegrityError):
                 self._arrived_wrong(attempt, file.path, file.row.file, error)
+        if arrived:
+            self._meters.add(UPLOADED_FILES, len(arrived))
+            self._meters.add(UPLOADED_BYTES, size)
+            self._progress.stored(attempt.run, attempt.attempt, size, began_s=began_s)
         shared = {
             file.row.file
             for file in arrived

@@ -13,17 +13,15 @@ from ckptgate.model.states import AttemptState, FileState
 
 __all__ = [
     "BEGAN_META",
-    "CONTACT_META",
     "JOINING_META",
     "NO_FILE",
+    "PHASES_META",
     "ROOM_META",
     "ROOT_INO",
     "SETTLED_META",
-    "STOP_META",
     "VOTED_META",
     "WRITERS_META",
     "AttemptRow",
-    "Contact",
     "FileRow",
     "HandleRow",
     "LocalBytes",
@@ -34,8 +32,8 @@ __all__ = [
     "PendingRow",
     "PlainOpKind",
     "PlainOpRow",
+    "SavePhases",
     "SpoolRoom",
-    "StopNotice",
     "TombstoneRow",
 ]
 
@@ -52,12 +50,10 @@ VOTED_META = "voted.{attempt}"
 finally: a pending pointer with a newer one was written after that."""
 JOINING_META = "joining-{attempt}"
 """Setting with the intent that the attempt with that row id is about to have in the store."""
+PHASES_META = "phases.{attempt}"
+"""Setting with when the phases of the save with that row id ended: a `SavePhases` as JSON."""
 ROOM_META = "room"
 """Setting with what the publisher last counted: a `SpoolRoom` as JSON."""
-STOP_META = "stop"
-"""Setting while the gateway is being stopped or drained: a `StopNotice` as JSON."""
-CONTACT_META = "contact"
-"""Setting with when the store last answered: a `Contact` as JSON."""
 NO_FILE = 0
 """Stands for the bytes of a handle whose file is only in the store; ids of files begin at 1."""
 
@@ -70,16 +66,12 @@ class SpoolRoom(msgspec.Struct, frozen=True, kw_only=True):
         limit: what it may take, 0 for no limit.
         evicted: bytes of published copies that were given up for room, ever.
         is_full: it is at its limit, and no published copy is left to give up.
-        is_low: what is being written will not fit, if it gets as large as the checkpoint before.
-        reserved: bytes that it will still need then.
     """
 
     used: int = 0
     limit: int = 0
     evicted: int = 0
     is_full: bool = False
-    is_low: bool = False
-    reserved: int = 0
 
     @classmethod
     def parse(cls, text: str | None) -> SpoolRoom:
@@ -90,52 +82,52 @@ class SpoolRoom(msgspec.Struct, frozen=True, kw_only=True):
             return cls()
 
 
-class Contact(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the store's being there; times by the wall clock, ns.
+class SavePhases(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """When each phase of a save ended on this node, ns since the epoch; 0: not yet, or not seen.
 
     Attributes:
-        answered_ns: when it last answered, 0 for never.
-        away_ns: since when it doesn't, 0: it does.
-        error: what it said instead.
+        staged_ns: its commit event was seen, and no file was open for writing any more.
+        digested_ns: all its files here were digested.
+        stored_ns: the store had all of them, verified.
+        voted_ns: this member's vote was final.
+        committed_ns: the COMMIT was taken over here.
+        files, size: how many files of this node, and their bytes, when it was committed.
     """
 
-    answered_ns: int = 0
-    away_ns: int = 0
-    error: str = ""
+    staged_ns: int = 0
+    digested_ns: int = 0
+    stored_ns: int = 0
+    voted_ns: int = 0
+    committed_ns: int = 0
+    files: int = 0
+    size: int = 0
 
     @classmethod
-    def parse(cls, text: str | None) -> Contact:
+    def parse(cls, text: str | None) -> SavePhases:
         """The setting's value; an empty one if there is none."""
         try:
             return msgspec.json.decode(text or "{}", type=cls)
         except msgspec.MsgspecError:
             return cls()
 
-
-class StopNotice(msgspec.Struct, frozen=True, kw_only=True):
-    """That what is under way is being finished.
-
-    Attributes:
-        refuses: no checkpoint may be begun meanwhile.
-        until_ns: when that ends whatever became of who wanted it, wall clock; 0: with the mount.
-        why: `stop` or `drain`.
-    """
-
-    refuses: bool = False
-    until_ns: int = 0
-    why: str = ""
-
-    @classmethod
-    def parse(cls, text: str | None) -> StopNotice:
-        """The setting's value; one that refuses nothing if there is none."""
-        try:
-            return msgspec.json.decode(text or "{}", type=cls)
-        except msgspec.MsgspecError:
-            return cls()
-
-    def is_refusing(self, now_ns: int) -> bool:
-        """Whether it says so at that time."""
-        return self.refuses and (not self.until_ns or now_ns < self.until_ns)
+    def seconds(self, created_ns: int) -> dict[str, float]:
+        """Of each phase that has ended, in order, the seconds after the one before it had."""
+        ends = (
+            ("staging", self.staged_ns),
+            ("digest", self.digested_ns),
+            ("upload", self.stored_ns),
+            ("vote", self.voted_ns),
+            ("commit", self.committed_ns),
+        )
+        found: dict[str, float] = {}
+        before_ns = created_ns
+        for phase, end_ns in ends:
+            if not end_ns:
+                break
+            # The clock of the wall may have been set back.
+            found[phase] = max(0, end_ns - before_ns) / 1e9
+            before_ns = max(end_ns, before_ns)
+        return found
 
 
 class NodeKind(enum.StrEnum):

@@ -15,17 +15,15 @@ from ckptgate.model.moves import Move
 from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.rows import (
     BEGAN_META,
-    CONTACT_META,
     JOINING_META,
     NO_FILE,
+    PHASES_META,
     ROOM_META,
     ROOT_INO,
     SETTLED_META,
-    STOP_META,
     VOTED_META,
     WRITERS_META,
     AttemptRow,
-    Contact,
     FileRow,
     HandleRow,
     LocalBytes,
@@ -36,24 +34,22 @@ from ckptgate.ports.rows import (
     PendingRow,
     PlainOpKind,
     PlainOpRow,
+    SavePhases,
     SpoolRoom,
-    StopNotice,
     TombstoneRow,
 )
 
 __all__ = [
     "BEGAN_META",
-    "CONTACT_META",
     "JOINING_META",
     "NO_FILE",
+    "PHASES_META",
     "ROOM_META",
     "ROOT_INO",
     "SETTLED_META",
-    "STOP_META",
     "VOTED_META",
     "WRITERS_META",
     "AttemptRow",
-    "Contact",
     "FileRow",
     "HandleRow",
     "LocalBytes",
@@ -64,9 +60,9 @@ __all__ = [
     "PendingRow",
     "PlainOpKind",
     "PlainOpRow",
+    "SavePhases",
     "Spool",
     "SpoolRoom",
-    "StopNotice",
     "TombstoneRow",
 ]
 
@@ -272,6 +268,12 @@ class Files(Protocol):
 
         With *foreign*, files whose key begins with it and not with *own* are left out.
         """
+        ...
+
+    def count_ranks(
+        self, attempt: int, *, foreign: str = "", own: str = ""
+    ) -> dict[int, dict[FileState, tuple[int, int]]]:
+        """As `count_files`, by the rank that wrote them; -1 where that is unknown."""
         ...
 
     def nodes_of_file(self, file: int) -> list[NodeRow]: ...

@@ -7,7 +7,14 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-__all__ = ["add_json", "human_bytes", "print_json", "print_rows"]
+__all__ = [
+    "add_json",
+    "human_bytes",
+    "human_seconds",
+    "print_json",
+    "print_rows",
+    "printable",
+]
 
 
 def add_json(parser: Any) -> None:
@@ -38,3 +45,17 @@ def human_bytes(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     raise AssertionError(size)
+
+
+def human_seconds(seconds: float) -> str:
+    """A time for people."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def printable(text: str) -> str:
+    """Text that others wrote, on one line and without what would move a terminal's cursor."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -1,11 +1,14 @@
-"""The live view of `status --watch`: attempts, their files' progress, who owes what."""
+"""The live view of `status --watch`: one screen, what is under way first.
+
+Names and messages are others' words: they are shown as text, never read as markup.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -13,14 +16,17 @@ from rich.table import Table
 from rich.text import Text
 
 from ckptgate.app.asking import ask
-from ckptgate.app.commands.output import human_bytes
+from ckptgate.app.commands.output import human_bytes, human_seconds
 from ckptgate.app.registry import MountInfo
 from ckptgate.errors import CkptError, ExitCode
 
-__all__ = ["attempts_table", "watch_status"]
+__all__ = ["attempts_table", "mount_view", "watch_status"]
 
-_REFRESH_S = 0.25
-_COLOURS = {
+_REFRESH_S: Final = 0.5
+_RANKS_SHOWN: Final = 8
+_DONE_SHOWN: Final = 5
+_INCIDENTS_SHOWN: Final = 4
+_COLOURS: Final = {
     "open": "yellow",
     "sealed": "cyan",
     "committed": "green",
@@ -28,38 +34,124 @@ _COLOURS = {
     "abandoned": "magenta",
     "replaced": "dim",
 }
+_SEVERITIES: Final = {"critical": "bold red", "warning": "yellow", "notice": "dim"}
+_COLUMNS: Final = (
+    "checkpoint",
+    "state",
+    "staged",
+    "digested",
+    "in the store",
+    "voted",
+    "pace",
+    "owed",
+)
 
 
 def attempts_table(title: str, report: dict[str, Any]) -> Table:
-    """One mount's attempts as a table."""
-    table = Table(title=title, title_justify="left", expand=True)
-    for column in ("checkpoint", "state", "staged", "digested", "in the store", "owed"):
+    """One mount's attempts as a table: those under way first, each with its ranks."""
+    table = Table(title=Text(title), title_justify="left", expand=True)
+    for column in _COLUMNS:
         table.add_column(column, overflow="fold")
-    for row in report.get("attempts", []):
-        files = row["files"]
-        stored = files["stored"]
-        digested = stored + files["digested"]
-        staged = digested + files["quiet"] + files["open"]
-        size = human_bytes(row["size_bytes"])
-        state = Text(row["state"], style=_COLOURS.get(row["state"], ""))
-        owed = row["reason"] or "; ".join(row["missing"][:3])
-        name = f"{row['run']}/{row['name']}".lstrip("/")
-        table.add_row(name, state, f"{staged} ({size})", str(digested), str(stored), owed)
+    rows = list(reversed(report.get("attempts", [])))
+    under_way = [row for row in rows if row["state"] in {"open", "sealed"}]
+    done = [row for row in rows if row["state"] not in {"open", "sealed"}][:_DONE_SHOWN]
+    for row in (*under_way, *done):
+        table.add_row(*_attempt(row))
+        for cells in _ranks(row):
+            table.add_row(*cells, style="dim")
     return table
 
 
-def _view(mounts: Sequence[MountInfo]) -> RenderableType:
-    tables: list[RenderableType] = []
-    for mount in mounts:
+def _attempt(row: dict[str, Any]) -> Iterator[Text]:
+    yield Text(f"{row['run']}/{row['name']}".lstrip("/"))
+    yield Text("hidden" if row["is_hidden"] else row["state"], _COLOURS.get(row["state"], ""))
+    files = row["files"]
+    yield Text(f"{human_bytes(row['size_bytes'])}, {sum(files.values())} files")
+    yield Text(human_bytes(row["digested_bytes"]))
+    yield Text(_share(row["stored_bytes"], row["size_bytes"]))
+    voted = sum(member["voted"] for member in row["members"])
+    nodes = f" ({voted} of {len(row['members'])} nodes)" if row["members"] else ""
+    yield Text(f"{'yes' if row['is_voted'] else ''}{nodes}".strip())
+    yield Text(_pace(row))
+    yield Text(row["reason"] or "; ".join(row["missing"][:3]))
+
+
+def _ranks(row: dict[str, Any]) -> Iterator[tuple[Text, ...]]:
+    ranks = row["ranks"]
+    for it in ranks[:_RANKS_SHOWN] if len(ranks) > 1 else ():
+        yield (
+            Text("  rank ?" if it["rank"] < 0 else f"  rank {it['rank']}"),
+            Text("committed" if it["committed"] else ""),
+            Text(human_bytes(it["staged_bytes"])),
+            Text(human_bytes(it["digested_bytes"])),
+            Text(_share(it["stored_bytes"], it["staged_bytes"])),
+            Text("yes" if it["voted"] else ""),
+        )
+    if len(ranks) > _RANKS_SHOWN:
+        yield (Text(f"  and {len(ranks) - _RANKS_SHOWN} more ranks"),)
+
+
+def _share(done: int, total: int) -> str:
+    percent = f" ({100 * done // total} %)" if total else ""
+    return f"{human_bytes(done)}{percent}"
+
+
+def _pace(row: dict[str, Any]) -> str:
+    if row["phases"] and "commit" in row["phases"]:
+        return f"took {human_seconds(sum(row['phases'].values()))}"
+    if not row["rate_bytes_s"]:
+        return ""
+    left = row["eta_s"] if row["stored_bytes"] < row["size_bytes"] else 0
+    eta = f", {human_seconds(left)} left" if left else ""
+    return f"{human_bytes(row['rate_bytes_s'])}/s{eta}"
+
+
+def _line(report: dict[str, Any]) -> Text:
+    """The mount as a whole."""
+    room, disk, contact = report["room"], report["disk"], report["contact"]
+    used = f"spool {human_bytes(room['used'])} of {human_bytes(room['limit'])}, "
+    line = Text(used if room["limit"] else "spool's ")
+    line.append(f"disk {human_bytes(disk['free'])} free of {human_bytes(disk['total'])}")
+    if room["is_full"]:
+        line.append("  spool is full", "bold red")
+    if not contact["is_reached"]:
+        line.append(f"  store does not answer: {contact['error']}", "bold red")
+    for run in report["runs"]:
+        newest = run["last_committed"] or "nothing committed"
+        line.append(f"\n{run['run'] or '/'}: newest {newest}, {run['committed']} committed")
+        if run["in_doubt"]:
+            line.append("  last record in doubt", "bold red")
+    return line
+
+
+def _incidents(report: dict[str, Any]) -> Iterator[Text]:
+    graves = [event for event in report["events"] if event["severity"] != "notice"]
+    for event in graves[-_INCIDENTS_SHOWN:]:
+        style = _SEVERITIES.get(event["severity"], "")
+        line = Text(f"{event['at']} {event['kind']} ", style)
+        line.append(f"{event['subject']}: {event['detail']}", "default")
+        if event["hint"]:
+            line.append(f"\n  -> {event['hint']}", "cyan")
+        yield line
+
+
+def mount_view(title: str, report: dict[str, Any]) -> RenderableType:
+    """One mount's part of the screen."""
+    return Group(attempts_table(title, report), _line(report), *_incidents(report))
+
+
+def _view(mounts: Sequence[tuple[MountInfo, str]]) -> RenderableType:
+    views: list[RenderableType] = []
+    for mount, below in mounts:
         title = f"{mount.mountpoint} -> {mount.store}"
         try:
-            tables.append(attempts_table(title, ask(mount, {"op": "status"})))
+            views.append(mount_view(title, ask(mount, {"op": "status", "path": below})))
         except CkptError as exc:
-            tables.append(Text(f"{title}: {exc.message}", style="red"))
-    return Group(*tables) if tables else Text("no ckptgate mount runs here")
+            views.append(Text(f"{title}: {exc.message}", style="red"))
+    return Group(*views) if views else Text("no ckptgate mount runs here")
 
 
-def watch_status(mounts: Sequence[MountInfo]) -> int:
+def watch_status(mounts: Sequence[tuple[MountInfo, str]]) -> int:
     """Show the mounts until interrupted."""
     with (
         contextlib.suppress(KeyboardInterrupt),

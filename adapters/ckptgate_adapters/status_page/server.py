@@ -1,0 +1,229 @@
+"""HTTP on a unix socket in the spool, and on TCP where the configuration says so.
+
+It owns the rule that looking never costs the daemon more than a few threads: at most so many
+connections, the oldest of which ends when there are more; and that a port which another mount has
+is no reason to end, but waited for. At rest nothing runs: threads wait in `accept`.
+
+Thread rule: `start` and `close` belong to one thread; each connection has a thread of its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import logging
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from importlib import resources
+from typing import Any, Final
+
+from ckptgate_adapters.status_page.handler import Answer, Asked, Door, Handler
+
+__all__ = ["PAGE_PATH", "SOCKET_NAME", "Answer", "Asked", "StatusServer", "page_answer"]
+
+_log = logging.getLogger(__name__)
+
+SOCKET_NAME: Final = "status.sock"
+PAGE_PATH: Final = "/"
+_CONNECTIONS_MAX: Final = 16
+_LIFE_S: Final = 20.0
+"""A connection that is older may be ended for a new one."""
+_PORT_WAIT_S: Final = 15.0
+_INLINE: Final = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
+
+
+def page_answer() -> Answer:
+    """The page itself; its policy lets its own script and style run, and nothing else."""
+    text = resources.files("ckptgate_adapters.status_page").joinpath("page.html").read_text()
+    hashes: dict[str, str] = {}
+    for found in _INLINE.finditer(text):
+        digest = base64.b64encode(hashlib.sha256(found[2].encode()).digest()).decode()
+        hashes[found[1]] = f"'sha256-{digest}'"
+    policy = (
+        f"default-src 'none'; script-src {hashes['script']}; style-src {hashes['style']}; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    )
+    return Answer(body=text.encode(), content_type="text/html; charset=utf-8", policy=policy)
+
+
+class _Listener:
+    """One listening socket."""
+
+    def __init__(self, sock: socket.socket, door: Door) -> None:
+        self._sock = sock
+        self._handler: Any = type("BoundHandler", (Handler,), {"door": door})
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, float] = {}
+        self._thread = threading.Thread(target=self._accept, name="status", daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """Of a TCP socket."""
+        return int(self._sock.getsockname()[1])
+
+    def close(self) -> None:
+        """Stop listening, and end what is open."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+        with self._lock:
+            for connection in self._open:
+                _shut(connection)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, address = self._sock.accept()
+            except OSError as exc:
+                if self._sock.fileno() < 0:
+                    return
+                # No descriptor is left, or the client was gone already.
+                _log.warning("status-not-accepted error=%s", exc)
+                time.sleep(1.0)
+                continue
+            if self._admit(connection):
+                thread = threading.Thread(
+                    target=self._serve, args=(connection, address), name="status-one", daemon=True
+                )
+                thread.start()
+
+    def _admit(self, connection: socket.socket) -> bool:
+        """Whether there is room; an old connection is ended where there is none."""
+        now_s = time.monotonic()
+        with self._lock:
+            if len(self._open) >= _CONNECTIONS_MAX:
+                oldest = min(self._open, key=self._open.__getitem__)
+                if now_s - self._open[oldest] > _LIFE_S:
+                    _shut(oldest)
+                connection.close()
+                return False
+            self._open[connection] = now_s
+        return True
+
+    def _serve(self, connection: socket.socket, address: object) -> None:
+        try:
+            self._handler(connection, address, None)
+        except Exception:  # noqa: BLE001 - the thread's outermost edge
+            _log.exception("status-connection-failed")
+        finally:
+            with self._lock:
+                self._open.pop(connection, None)
+            _shut(connection)
+            connection.close()
+
+
+def _shut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+class StatusServer:
+    """All listening sockets of one daemon."""
+
+    def __init__(
+        self,
+        pages: Mapping[str, Callable[[Asked], Answer]],
+        *,
+        hosts: Collection[str],
+        for_others: Collection[str],
+    ) -> None:
+        """Prepare; nothing listens yet.
+
+        Args:
+            pages: by path.
+            hosts: names that may stand in a request's Host.
+            for_others: paths that other machines may ask for.
+        """
+        self._pages = dict(pages)
+        own = socket.gethostname().lower()
+        self._hosts = {"localhost", own, own.partition(".")[0], *(name.lower() for name in hosts)}
+        self._for_others = frozenset(for_others)
+        self._listeners: list[_Listener] = []
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+
+    def listen_in(self, directory: str) -> None:
+        """Listen on `status.sock` in *directory*, for whoever may enter it.
+
+        Raises:
+            OSError: the socket can't be made.
+        """
+        path = os.path.join(directory, SOCKET_NAME)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # The address of a socket is short, a spool's path need not be.
+        fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            sock.bind(f"/proc/self/fd/{fd}/{SOCKET_NAME}")
+        finally:
+            os.close(fd)
+        os.chmod(path, 0o600)
+        self._begin(sock, Door(pages=self._pages, hosts=None))
+
+    def listen_tcp(
+        self, host: str, port: int, *, is_for_others: bool, told: Callable[[int], None]
+    ) -> None:
+        """Listen there, now or as soon as nobody else does; *told* gets the port then."""
+        pages = self._pages
+        if is_for_others:
+            pages = {path: page for path, page in pages.items() if path in self._for_others}
+        door = Door(pages=pages, hosts=frozenset(self._hosts))
+        if not self._try(host, port, door, told, is_first=True):
+            threading.Thread(
+                target=self._keep_trying,
+                args=(host, port, door, told),
+                name="status-port",
+                daemon=True,
+            ).start()
+
+    def close(self) -> None:
+        """Stop listening."""
+        with self._lock:
+            self._closed.set()
+            for listener in self._listeners:
+                listener.close()
+
+    def _keep_trying(self, host: str, port: int, door: Door, told: Callable[[int], None]) -> None:
+        while not self._closed.wait(_PORT_WAIT_S):
+            if self._try(host, port, door, told, is_first=False):
+                return
+
+    def _try(
+        self, host: str, port: int, door: Door, told: Callable[[int], None], *, is_first: bool
+    ) -> bool:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((host, port))
+            listener = self._begin(sock, door)
+        except OSError as exc:
+            sock.close()
+            if is_first:
+                hint = "each mount needs a port of its own; trying again until it is free"
+                _log.warning(
+                    "status-not-served address=%s port=%d error=%s hint=%r", host, port, exc, hint
+                )
+            return False
+        if listener is not None:
+            _log.info("status-served address=%s port=%d", host, listener.port)
+            told(listener.port)
+        return True
+
+    def _begin(self, sock: socket.socket, door: Door) -> _Listener | None:
+        with self._lock:
+            if self._closed.is_set():
+                sock.close()
+                return None
+            sock.listen(_CONNECTIONS_MAX)
+            listener = _Listener(sock, door)
+            self._listeners.append(listener)
+            return listener

@@ -1,0 +1,208 @@
+"""Meters: numbers that the gateway counts while it works, and the list of all of them.
+
+It owns the list: names follow Prometheus' conventions, labels have closed sets of values, so that
+no name of a user, run or file ever makes a new time series. Counting never fails and never waits.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from ckptgate.errors import ErrorKind
+from ckptgate.model.incidents import INCIDENTS
+
+__all__ = [
+    "COMMITTED_BYTES",
+    "DIGESTED_BYTES",
+    "DIGESTED_FILES",
+    "HOOK_RUNS",
+    "INCIDENTS_TOLD",
+    "METERS",
+    "NO_METERS",
+    "OTHER",
+    "PASSTHROUGH",
+    "PHASES",
+    "PHASE_SECONDS",
+    "REQUEST_KINDS",
+    "REQUEST_SECONDS",
+    "SAVES",
+    "SAVE_RESULTS",
+    "UPLOADED_BYTES",
+    "UPLOADED_FILES",
+    "UPLOAD_ERRORS",
+    "WAITING_SINCE",
+    "Meter",
+    "MeterKind",
+    "Meters",
+    "NoMeters",
+]
+
+OTHER: Final = "other"
+"""The label's value for what a newer release may bring."""
+
+
+class MeterKind(enum.Enum):
+    """How it counts."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meter:
+    """One meter.
+
+    Attributes:
+        name: as Prometheus sees it.
+        help: one line.
+        kind: how it counts.
+        label: its one label, "" for none.
+        values: all that the label can be.
+        buckets: upper bounds of a histogram's, in its unit.
+    """
+
+    name: str
+    help: str
+    kind: MeterKind
+    label: str = ""
+    values: tuple[str, ...] = ("",)
+    buckets: tuple[float, ...] = ()
+
+
+REQUEST_KINDS: Final = ("look", "change", "read", "write")
+SAVE_RESULTS: Final = ("committed", "aborted", "abandoned", "late")
+PHASES: Final = ("staging", "digest", "upload", "vote", "commit")
+"""Of a save, in order: each is the time from the end of the one before to its own."""
+_WAITS_S: Final = (0.001, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0)
+_SAVES_S: Final = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
+
+REQUEST_SECONDS: Final = Meter(
+    name="ckptgate_request_seconds",
+    help="How long the mount took to answer the kernel's requests; passed-through I/O has none.",
+    kind=MeterKind.HISTOGRAM,
+    label="kind",
+    values=REQUEST_KINDS,
+    buckets=_WAITS_S,
+)
+WAITING_SINCE: Final = Meter(
+    name="ckptgate_request_waiting_since_seconds",
+    help="Monotonic clock when the oldest request that waits for the store or the disk came.",
+    kind=MeterKind.GAUGE,
+)
+PASSTHROUGH: Final = Meter(
+    name="ckptgate_passthrough",
+    help="Whether the kernel reads and writes staged files itself.",
+    kind=MeterKind.GAUGE,
+)
+SAVES: Final = Meter(
+    name="ckptgate_saves_total",
+    help="Checkpoints of this node by how they ended.",
+    kind=MeterKind.COUNTER,
+    label="result",
+    values=SAVE_RESULTS,
+)
+PHASE_SECONDS: Final = Meter(
+    name="ckptgate_save_phase_seconds",
+    help="Of committed checkpoints, what each phase added after the one before had ended.",
+    kind=MeterKind.HISTOGRAM,
+    label="phase",
+    values=PHASES,
+    buckets=_SAVES_S,
+)
+COMMITTED_BYTES: Final = Meter(
+    name="ckptgate_committed_bytes_total",
+    help="Bytes of this node in committed checkpoints.",
+    kind=MeterKind.COUNTER,
+)
+DIGESTED_BYTES: Final = Meter(
+    name="ckptgate_digested_bytes_total",
+    help="Bytes that were digested.",
+    kind=MeterKind.COUNTER,
+)
+DIGESTED_FILES: Final = Meter(
+    name="ckptgate_digested_files_total",
+    help="Files that were digested.",
+    kind=MeterKind.COUNTER,
+)
+UPLOADED_BYTES: Final = Meter(
+    name="ckptgate_uploaded_bytes_total",
+    help="Bytes that the store has been proved to have.",
+    kind=MeterKind.COUNTER,
+)
+UPLOADED_FILES: Final = Meter(
+    name="ckptgate_uploaded_files_total",
+    help="Files that the store has been proved to have.",
+    kind=MeterKind.COUNTER,
+)
+UPLOAD_ERRORS: Final = Meter(
+    name="ckptgate_upload_errors_total",
+    help="Failed uploads by kind of the error; each is tried again.",
+    kind=MeterKind.COUNTER,
+    label="kind",
+    values=(*(str(kind) for kind in ErrorKind), OTHER),
+)
+INCIDENTS_TOLD: Final = Meter(
+    name="ckptgate_incidents_total",
+    help="Incidents by kind, see EVENTS.md.",
+    kind=MeterKind.COUNTER,
+    label="kind",
+    values=(*sorted(INCIDENTS), OTHER),
+)
+HOOK_RUNS: Final = Meter(
+    name="ckptgate_hook_runs_total",
+    help="Runs of the incidents' command by how they ended.",
+    kind=MeterKind.COUNTER,
+    label="result",
+    values=("ok", "failed", "timeout", "suppressed"),
+)
+
+METERS: Final = (
+    REQUEST_SECONDS,
+    WAITING_SINCE,
+    PASSTHROUGH,
+    SAVES,
+    PHASE_SECONDS,
+    COMMITTED_BYTES,
+    DIGESTED_BYTES,
+    DIGESTED_FILES,
+    UPLOADED_BYTES,
+    UPLOADED_FILES,
+    UPLOAD_ERRORS,
+    INCIDENTS_TOLD,
+    HOOK_RUNS,
+)
+
+
+class Meters(Protocol):
+    """Where it is counted. Any thread; no call fails, waits, or costs more than a microsecond."""
+
+    def add(self, meter: Meter, amount: float = 1.0, label: str = "") -> None:
+        """Count *amount* more; a label's value that isn't listed counts as `OTHER`."""
+        ...
+
+    def set(self, meter: Meter, value: float) -> None:
+        """A gauge's value now."""
+        ...
+
+    def observe(self, meter: Meter, value: float, label: str = "") -> None:
+        """One more measurement of a histogram."""
+        ...
+
+
+class NoMeters:
+    """Counts nothing: for commands, and where the file of the numbers can't be had."""
+
+    def add(self, meter: Meter, amount: float = 1.0, label: str = "") -> None:
+        """Nothing."""
+
+    def set(self, meter: Meter, value: float) -> None:
+        """Nothing."""
+
+    def observe(self, meter: Meter, value: float, label: str = "") -> None:
+        """Nothing."""
+
+
+NO_METERS: Final[Meters] = NoMeters()
