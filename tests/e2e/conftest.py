@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.harness import FAST, Cluster, Gateway, cluster
+from tests.e2e.toy_mounts import Client, Toy, mounted
 
 
 @pytest.fixture(scope="module")
@@ -41,3 +42,41 @@ def place(run: Path, request) -> Path:
     path = run / ("step-1" if request.param == "checkpoint" else "plain")
     path.mkdir()
     return path
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    client = Client()
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def other_client() -> Iterator[Client]:
+    client = Client()
+    yield client
+    client.close()
+
+
+@pytest.fixture(params=["passthrough", "fallback", "partial"])
+def toy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Toy]:
+    options = {
+        "passthrough": {},
+        "fallback": {"passthrough": False},
+        "partial": {"is_complete": False},
+    }[request.param]
+    with mounted(tmp_path, **options) as toy:
+        yield toy
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Iterator[Toy]:
+    with mounted(tmp_path) as toy:
+        yield toy
+
+
+@pytest.fixture
+def sticky(tmp_path: Path) -> Iterator[Toy]:
+    """Names and attributes that the kernel keeps for an hour."""
+    with mounted(tmp_path, timeout_s=3600.0) as toy:
+        yield toy

@@ -16,9 +16,9 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from ckptgate.engine.attempt_status import AttemptStatus, MemberStatus, RankStatus
-from ckptgate.engine.contact import Contact
 from ckptgate.engine.events import Event
 from ckptgate.engine.status import QueueStatus, RunStatus, StatusReport
+from ckptgate.engine.store_look import Reached
 from ckptgate.ports.spool import SpoolRoom
 from ckptgate_adapters.metrics.exposition import RUNS_MAX, Seen, exposition
 from ckptgate_adapters.metrics.mapped import read_meters
@@ -63,7 +63,7 @@ def seen(tmp_path: Path, *, runs: tuple[RunStatus, ...] = (), **changes: Any) ->
     )
     values: dict[str, Any] = {
         "readings": read_meters(str(tmp_path)), "report": report,
-        "contact": Contact(is_reached=True, age_s=1.0, error=""), "is_mount_usable": True,
+        "contact": Reached(is_reached=True, age_s=1.0, error=""), "is_mount_usable": True,
         "version": "1", "mountpoint": "/m", "store": "/s", "member": "m", "spool_bytes": 1,
         "disk_bytes": 10, "disk_free_bytes": 5, "now_s": 1767225700.0, "monotonic_s": 100.0,
     }  # fmt: skip

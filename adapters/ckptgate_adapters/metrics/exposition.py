@@ -21,8 +21,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from ckptgate.engine.contact import Contact
 from ckptgate.engine.status import RunStatus, StatusReport
+from ckptgate.engine.store_look import Reached
 from ckptgate.ports.meters import (
     INCIDENTS_TOLD,
     METERS,
@@ -60,7 +60,7 @@ class Seen:
 
     readings: _Readings
     report: StatusReport
-    contact: Contact
+    contact: Reached
     is_mount_usable: bool
     version: str
     mountpoint: str

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from ckptgate.errors import MissingError
 from ckptgate.model.states import AttemptState, advance_attempt
+from ckptgate.ports.rows import PHASES_META
 from ckptgate.ports.spool import (
     BEGAN_META,
     JOINING_META,
-    PHASES_META,
     VOTED_META,
     WRITERS_META,
     AttemptRow,

@@ -31,6 +31,7 @@ from ckptgate_adapters.system_clock import SystemClock, SystemIds
 __all__ = ["Parts", "build_parts", "build_publisher", "build_vfs", "publisher_settings"]
 
 _CLOSE_DELAY_S = 0.005
+_CONTACT_INTERVAL_S: Final = 30.0
 _FILES_TO_DIRECTORY: Final = 2
 _FILES_TO_BUCKET: Final = 8
 """Sent at once: what a file waits for beside its parts is others' time. Their memory is bounded."""
@@ -102,6 +103,7 @@ def publisher_settings(config: Config) -> PublisherSettings:
         reclaim_grace_s=parse_seconds(config.reclaim.grace),
         keep_aborted_s=parse_seconds(config.reclaim.keep_aborted),
         lost_after_s=parse_seconds(config.reclaim.lost_after),
+        contact_interval_s=_CONTACT_INTERVAL_S,
         upload_threads=_FILES_TO_BUCKET if is_url(config.store) else _FILES_TO_DIRECTORY,
         verify=VerifyMode(config.verify) if config.verify else None,
         patterns=config.names.patterns(),
@@ -149,6 +151,7 @@ def build_vfs(parts: Parts, invalidations: Invalidations) -> Vfs:
             default_job_key=config.job,
             decision_wait_s=config.commit.decision_wait_s,
             resume_wait_s=config.commit.resume_wait_s,
+            room_wait_s=config.room.wait_s,
             spool_max_bytes=config.room.spool_max_bytes,
             close_delay_s=_CLOSE_DELAY_S,
         ),

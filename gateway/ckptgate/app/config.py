@@ -24,6 +24,7 @@ from ckptgate.app.sections import (
     RoomSection,
     S3Section,
     StatusSection,
+    StopSection,
     Strict,
 )
 from ckptgate.errors import ConfigError, UsageError
@@ -37,6 +38,7 @@ __all__ = [
     "default_spool",
     "load_config_file",
     "make_config",
+    "parse_config",
     "read_saved_config",
     "runtime_directory",
     "s3_options",
@@ -57,15 +59,17 @@ class ConfigFile(Strict, frozen=True, kw_only=True):
 
     Attributes:
         store: directory, `file:///` URL or `s3://bucket/prefix`.
+        mountpoint: where it is mounted; the command line names it otherwise.
         spool: local directory for staging.
         job: job key for callers of whom nothing can be read, "" for none (`run:<id>`).
         passthrough: let the kernel read and write staged files itself where it can.
         verify: `size`, `checksum` or `readback`, as far as the store offers it; "" chooses.
         log_level: of the daemon.
-        commit, names, room, reclaim, s3, status, log, incidents: see there.
+        commit, names, room, reclaim, stop, s3, status, log, incidents: see there.
     """
 
     store: str = ""
+    mountpoint: str = ""
     spool: str = ""
     job: str = ""
     passthrough: bool = True
@@ -75,6 +79,7 @@ class ConfigFile(Strict, frozen=True, kw_only=True):
     names: NamesSection = NamesSection()
     room: RoomSection = RoomSection()
     reclaim: ReclaimSection = ReclaimSection()
+    stop: StopSection = StopSection()
     s3: S3Section = S3Section()
     status: StatusSection = StatusSection()
     log: LogSection = LogSection()
@@ -86,6 +91,7 @@ _SECTIONS: Final[dict[str, type[Strict]]] = {
     "names": NamesSection,
     "room": RoomSection,
     "reclaim": ReclaimSection,
+    "stop": StopSection,
     "s3": S3Section,
     "status": StatusSection,
     "log": LogSection,
@@ -94,9 +100,7 @@ _SECTIONS: Final[dict[str, type[Strict]]] = {
 
 
 class Config(ConfigFile, frozen=True, kw_only=True):
-    """All that a mount needs to know; paths are absolute."""
-
-    mountpoint: str
+    """All that a mount needs to know; paths are absolute, and none of the three is missing."""
 
 
 def load_config_file(path: str) -> ConfigFile:
@@ -107,8 +111,22 @@ def load_config_file(path: str) -> ConfigFile:
     """
     try:
         with open(path, "rb") as stream:
-            data = tomllib.loads(stream.read(MAX_CONFIG_BYTES).decode("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+            text = stream.read(MAX_CONFIG_BYTES).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        msg = f"cannot read the configuration {path}: {exc}"
+        raise ConfigError(msg, subject=path) from exc
+    return parse_config(text, path)
+
+
+def parse_config(text: str, path: str) -> ConfigFile:
+    """Check the TOML that is, or is to be, in the file *path*.
+
+    Raises:
+        ConfigError: it isn't TOML, or has an unknown key or wrong value.
+    """
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as exc:
         msg = f"cannot read the configuration {path}: {exc}"
         raise ConfigError(msg, subject=path) from exc
     try:
@@ -206,6 +224,10 @@ def make_config(
     if GATEWAY_DIR in root.split("/"):
         msg = f"{root} is in ckptgate's own directory of a store"
         raise UsageError(msg, subject=root, hint=f"mount {root.partition(f'/{GATEWAY_DIR}')[0]}")
+    if not mountpoint:
+        msg = "no mount point is given"
+        hint = "ckptgate mount STORE MOUNTPOINT, or `mountpoint` in the file"
+        raise UsageError(msg, hint=hint)
     where = os.path.abspath(mountpoint)
     section = s3 or file.s3
     identity = store_identity(root, section.endpoint_url)
@@ -260,6 +282,7 @@ def _with_limit(room: RoomSection, spool_max: str) -> RoomSection:
             free_min_share=room.free_min_share,
             free_target_share=room.free_target_share,
             spool_max=spool_max,
+            wait_s=room.wait_s,
         )
     except ValueError as exc:
         msg = f"--spool-max: {exc}"

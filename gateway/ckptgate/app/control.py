@@ -5,22 +5,27 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any, Final
 
+import msgspec
+
 from ckptgate.app.build import Parts
 from ckptgate.app.seeing import Seeing
-from ckptgate.engine.attempt_status import torn_files, why_hidden
+from ckptgate.engine.attempt_status import torn_files, why_hidden, writers_of
 from ckptgate.engine.known import is_known
 from ckptgate.engine.pins import set_pin
 from ckptgate.engine.publisher import Publisher
+from ckptgate.engine.run_state import run_state
 from ckptgate.errors import MissingError, RefusedError, UsageError
 from ckptgate.model.states import UNDECIDED, AttemptState
 from ckptgate.ports.explicit import record_explicit_commit
+from ckptgate.ports.rows import STOP_META, StopNotice
 from ckptgate.ports.spool import AttemptRow, PendingKind
 from ckptgate_adapters.channels import DatagramWaker
 from ckptgate_adapters.proc_identity import ProcIdentity
 
 __all__ = ["Control"]
 
-_DRAIN_TIMEOUT_S: Final = 30.0
+_SOON_S: Final = 5.0
+"""A file that was quiet for almost long enough is worth waiting for."""
 
 
 class Control:
@@ -32,13 +37,17 @@ class Control:
         self._publisher = publisher
         self._identity = ProcIdentity()
         self._waker = DatagramWaker(parts.config.spool)
-        self.drain_timeout_s = _DRAIN_TIMEOUT_S
+        self.drain_timeout_s = parts.config.stop.timeout_s
         self._answers = {
             "status": self._status,
             "commit": self._commit,
             "abort": self._abort,
             "state": self._state,
             "drain": self._drain,
+            "hold": self._hold,
+            "left": self._left,
+            "budget": self._budget,
+            "run": self._run,
             "gc": self._gc,
             "pin": self._pin,
         }
@@ -77,6 +86,24 @@ class Control:
         return self._has_plain_work() or bool(
             self._parts.spool.attempts(states=(AttemptState.SEALED,))
         )
+
+    def is_moving(self) -> bool:
+        """Whether waiting can help before the unmount: a save may still be going on, too."""
+        if self.is_decidable():
+            return True
+        parts = self._parts
+        quiet_s = parts.config.commit.quiescence_s + _SOON_S
+        for row in parts.spool.attempts(states=(AttemptState.OPEN,)):
+            silent_s = (parts.clock.now_ns() - max(row.write_ns, row.created_ns)) / 1e9
+            if silent_s < quiet_s or self._is_written(row):
+                return True
+        return False
+
+    def _is_written(self, row: AttemptRow) -> bool:
+        """Whether a process that writes it lives."""
+        spool, is_alive = self._parts.spool, self._identity.is_alive
+        open_by = {(h.pid, h.start) for h in spool.handles_of_attempt(row.id) if not h.is_closed}
+        return any(is_alive(pid, start) for pid, start in {*open_by, *writers_of(spool, row)})
 
     def _has_attempts(self) -> bool:
         return bool(self._parts.spool.attempts(states=UNDECIDED))
@@ -174,3 +201,36 @@ class Control:
     def _drain(self, request: dict[str, Any]) -> Any:
         self.drain_timeout_s = float(request["timeout_s"])
         return {"left": self.left()}
+
+    def _hold(self, request: dict[str, Any]) -> Any:
+        """Begin no checkpoints from now on, or begin some again."""
+        spool, for_s, why = self._parts.spool, request.get("for_s"), str(request["why"])
+        with spool.transaction():
+            present = StopNotice.parse(spool.get_meta(STOP_META))
+            if not request["refuses"]:
+                if present.why == why:
+                    spool.drop_meta(STOP_META)
+            elif present.why != "stop":
+                # The end of the mount is not undone by the end of a drain.
+                until_ns = 0 if for_s is None else self._parts.clock.now_ns() + int(for_s * 1e9)
+                notice = StopNotice(refuses=True, until_ns=until_ns, why=why)
+                spool.set_meta(STOP_META, msgspec.json.encode(notice).decode())
+        self.wake()
+        return {"timeout_s": self.drain_timeout_s}
+
+    def _left(self, request: dict[str, Any]) -> Any:
+        del request
+        return {
+            "left": self.left(),
+            "is_moving": self.is_moving(),
+            "timeout_s": self.drain_timeout_s,
+        }
+
+    def _budget(self, request: dict[str, Any]) -> Any:
+        del request
+        return {"timeout_s": self.drain_timeout_s}
+
+    def _run(self, request: dict[str, Any]) -> Any:
+        """What is undecided in a run, or below it, and what was decided last in each."""
+        path = str(request["path"])
+        return run_state(self._parts.spool, path, is_alive=self._identity.is_alive)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import signal
 import threading
 import time
-from typing import Any, Final
+from typing import Final
 
 from ckptgate.app.build import Parts, build_parts, build_publisher
 from ckptgate.app.config import Config
 from ckptgate.app.control import Control
+from ckptgate.app.left import write_left
 from ckptgate.app.seeing import Seeing
 from ckptgate.app.status_pages import incident_hook, serve_status
 from ckptgate.engine.digest import start_workers
@@ -24,12 +23,10 @@ from ckptgate_adapters.channels import (
     DatagramReceiver,
 )
 
-__all__ = ["LEFT_FILE", "run_publisher"]
+__all__ = ["run_publisher"]
 
 _log = logging.getLogger(__name__)
 
-LEFT_FILE: Final = "left.json"
-"""What a drain left undone, for `ckptgate umount`."""
 _DRAIN_STEP_S: Final = 0.05
 
 
@@ -79,18 +76,4 @@ def _drain(parts: Parts, publisher: Publisher, control: Control) -> None:
         if not publisher.step() and not control.is_decidable():
             break
         time.sleep(_DRAIN_STEP_S)
-    _write_left(parts.config.spool, control.left())
-
-
-def _write_left(spool: str, left: list[dict[str, Any]]) -> None:
-    path = os.path.join(spool, LEFT_FILE)
-    try:
-        with open(path + ".new", "w", encoding="utf-8") as stream:
-            json.dump(left, stream)
-        os.replace(path + ".new", path)
-    except OSError as exc:
-        _log.warning("left-not-written path=%s error=%s", path, exc)
-    if left:
-        _log.warning("drained left=%s", json.dumps(left))
-    else:
-        _log.info("drained left=nothing")
+    write_left(parts.config.spool, control.left())

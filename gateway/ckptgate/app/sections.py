@@ -19,10 +19,13 @@ __all__ = [
     "RoomSection",
     "S3Section",
     "StatusSection",
+    "StopSection",
     "Strict",
 ]
 
 SPOOL_BYTES_MIN: Final = 1 << 20
+STOP_POLICIES: Final = ("refuse", "allow")
+STOP_TIMEOUT_MAX_S: Final = 7 * 86400
 
 
 class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,11 +88,14 @@ class RoomSection(Strict, frozen=True, kw_only=True):
         free_target_share: until so much is free again.
         spool_max: how much the spool itself may take (`500GiB`), "" for as much as there is: above
             it the same copies are given up, and where none is left new files are refused.
+        wait_s: seconds that a checkpoint's first file waits at most for the room that the run's
+            previous checkpoint took.
     """
 
     free_min_share: float = 0.25
     free_target_share: float = 0.4
     spool_max: str = ""
+    wait_s: float = 60.0
 
     @property
     def spool_max_bytes(self) -> int:
@@ -99,6 +105,9 @@ class RoomSection(Strict, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.spool_max and self.spool_max_bytes < SPOOL_BYTES_MIN:
             msg = f"room.spool_max is less than {SPOOL_BYTES_MIN} bytes"
+            raise ValueError(msg)
+        if self.wait_s < 0:
+            msg = "room.wait_s is negative"
             raise ValueError(msg)
         for name in ("free_min_share", "free_target_share"):
             if not 0 <= getattr(self, name) < 1:
@@ -129,6 +138,26 @@ class ReclaimSection(Strict, frozen=True, kw_only=True):
             except ValueError as exc:
                 msg = f"reclaim.{name}: {exc}"
                 raise ValueError(msg) from exc
+
+
+class StopSection(Strict, frozen=True, kw_only=True):
+    """`[stop]`: what SIGTERM to the daemon means, as when its node is taken away.
+
+    Attributes:
+        new_checkpoints: `refuse` (EROFS) or `allow`, from the signal on.
+        timeout_s: seconds that what is under way may take to be finished and published.
+    """
+
+    new_checkpoints: str = "refuse"
+    timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.new_checkpoints not in STOP_POLICIES:
+            msg = f"stop.new_checkpoints is not one of {', '.join(STOP_POLICIES)}"
+            raise ValueError(msg)
+        if not 0 <= self.timeout_s <= STOP_TIMEOUT_MAX_S:
+            msg = f"stop.timeout_s is not in 0 <= x <= {STOP_TIMEOUT_MAX_S}"
+            raise ValueError(msg)
 
 
 class LogSection(Strict, frozen=True, kw_only=True):

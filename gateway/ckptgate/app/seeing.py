@@ -17,11 +17,11 @@ from typing import Any, Final
 from ckptgate import __version__
 from ckptgate.app.build import Parts
 from ckptgate.engine.attempt_status import Reader, time_text
-from ckptgate.engine.contact import StoreContact
 from ckptgate.engine.events import EVENTS_FILE
 from ckptgate.engine.evict import room_of
 from ckptgate.engine.progress import Progress
 from ckptgate.engine.status import StatusReport, status
+from ckptgate.engine.store_look import StoreLook
 from ckptgate.errors import CkptError
 from ckptgate.ports.meters import PASSTHROUGH
 from ckptgate_adapters.metrics.mapped import read_meters
@@ -59,7 +59,7 @@ class Seeing:
             progress=progress,
             is_alive=ProcIdentity().is_alive,
         )
-        self._contact = StoreContact(parts.store, parts.logs, parts.clock)
+        self._contact = StoreLook(parts.store, parts.logs, parts.clock)
         self._probe = MountProbe(parts.config.mountpoint)
         self._lock = threading.Lock()
         self._shown: StatusReport | None = None

@@ -24,11 +24,14 @@ from ckptgate.app.addresses import store_url
 from ckptgate.app.config import Config, save_config
 from ckptgate.app.mountpoints import end_session, is_mounted, prepare_mountpoint
 from ckptgate.app.registry import MountInfo, forget_mount, process_start, register_mount
-from ckptgate.app.stores import probe_store
+from ckptgate.app.stopping import Stopping, is_all_stored
+from ckptgate.app.watching import Watching, probe_patiently
 from ckptgate.engine.events import EVENTS_FILE, Events
+from ckptgate.engine.hosts import note_host
 from ckptgate.engine.powerloss import begin_boot, end_clean
 from ckptgate.errors import CkptError, UnusableError
-from ckptgate_adapters.fuse.channel import MountOptions, mount, unmount
+from ckptgate.ports.rows import STOP_META
+from ckptgate_adapters.fuse.channel import MountOptions, mount
 from ckptgate_adapters.metrics.mapped import open_meters
 from ckptgate_adapters.sqlite_spool import SpoolLock, SqliteSpool
 from ckptgate_adapters.system_clock import SystemClock
@@ -43,7 +46,6 @@ _RESTART_DELAY_S: Final = 0.2
 _RESTARTS_MAX: Final = 20
 _RESTART_WINDOW_S: Final = 60.0
 _READY_TIMEOUT_S: Final = 30.0
-_STOP_TIMEOUT_S: Final = 45.0
 
 
 def _boot_id() -> str:
@@ -110,20 +112,24 @@ class Supervisor:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._selector = selectors.DefaultSelector()
-        self._is_stopping = False
+        self._watching = Watching(config, self._selector)
+        self._stopping = Stopping(config)
 
-    def run(self, ready_fd: int | None) -> None:
+    def run(self, ready_fd: int | None) -> bool:
         """Mount, announce readiness on *ready_fd*, and return after the unmount.
 
         Args:
             ready_fd: None where nobody waits; else whoever does has just probed the store.
+
+        Returns:
+            Whether everything is in the store.
 
         Raises:
             CkptError: it could not be mounted; nothing was left behind.
         """
         config = self._config
         if ready_fd is None:
-            probe_store(config)
+            probe_patiently(config)
         prepare_mountpoint(config.mountpoint)
         SqliteSpool.create_or_open(
             config.spool,
@@ -145,6 +151,7 @@ class Supervisor:
                 if is_mounted(config.mountpoint):
                     end_session(config.mountpoint)
                 self._close_spool()
+        return is_all_stored(config.spool)
 
     def _open_spool(self) -> None:
         """See to what a power loss or a crash left in the spool; nobody else has it open now."""
@@ -153,7 +160,9 @@ class Supervisor:
             path = os.path.join(self._config.spool, EVENTS_FILE)
             meters = open_meters(self._config.spool, "supervisor")
             events = Events(path, clock=SystemClock(), meters=meters)
+            note_host(spool, os.uname().nodename, events)
             begin_boot(spool, _boot_id(), events)
+            spool.drop_meta(STOP_META)
             spool.clear_handles()
             spool.drop_orphans()
 
@@ -187,11 +196,13 @@ class Supervisor:
             self._start_mount(server, device)
             self._selector.register(signal_fd, selectors.EVENT_READ, None)
             self._announce(ready_fd)
+            self._watching.start()
             while self._one_event(server, publisher, device):
                 pass
         finally:
+            self._watching.stop()
             server.stop(10)
-            publisher.stop(_STOP_TIMEOUT_S)
+            publisher.stop(self._stopping.publisher_limit_s())
 
     def _start_mount(self, server: _Child, device: int) -> None:
         """Start the mount process and wait until it serves.
@@ -248,11 +259,14 @@ class Supervisor:
 
     def _one_event(self, server: _Child, publisher: _Child, device: int) -> bool:
         """Handle what happened; False when the mount has ended."""
-        for key, _ in self._selector.select():
+        for key, _ in self._selector.select(self._stopping.pause_s):
             if key.data is None:
                 with contextlib.suppress(BlockingIOError):
                     os.read(key.fd, 64)
-                self._stop_by_signal()
+                self._stopping.signalled()
+                continue
+            if key.data is self._watching:
+                self._watching.on_readable((server.process, publisher.process))
                 continue
             child: _Child = key.data
             self._selector.unregister(key.fd)
@@ -266,15 +280,7 @@ class Supervisor:
                 self._start_mount_again(server, device)
             else:
                 self._selector.register(publisher.start(), selectors.EVENT_READ, publisher)
-        return True
-
-    def _stop_by_signal(self) -> None:
-        """Unmount; the mount process ends by it, and then everything else."""
-        if self._is_stopping:
-            return
-        self._is_stopping = True
-        _log.info("stopping mountpoint=%s", self._config.mountpoint)
-        try:
-            unmount(self._config.mountpoint, lazy=False)
-        except OSError:
-            unmount(self._config.mountpoint, lazy=True)
+        if self._stopping.is_due_to_unmount():
+            self._watching.stop()
+            self._stopping.unmount()
+        return not self._stopping.is_over()

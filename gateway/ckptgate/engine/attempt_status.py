@@ -15,14 +15,8 @@ from typing import Final
 from ckptgate.engine.membership import Membership
 from ckptgate.engine.progress import Progress
 from ckptgate.model.states import UNDECIDED, AttemptState, FileState
-from ckptgate.ports.spool import (
-    PHASES_META,
-    WRITERS_META,
-    AttemptRow,
-    FileRow,
-    SavePhases,
-    Spool,
-)
+from ckptgate.ports.rows import PHASES_META, SavePhases
+from ckptgate.ports.spool import WRITERS_META, AttemptRow, FileRow, Spool
 
 __all__ = [
     "AttemptStatus",
@@ -32,6 +26,7 @@ __all__ = [
     "time_text",
     "torn_files",
     "why_hidden",
+    "writers_of",
 ]
 
 RANKS_MAX: Final = 256
@@ -256,9 +251,7 @@ def why_hidden(spool: Spool, row: AttemptRow, is_alive: Callable[[int, int], boo
     if row.state is not AttemptState.OPEN:
         return ""
     writing = {h.file for h in spool.handles_of_attempt(row.id) if not h.is_closed}
-    writers: list[tuple[int, int]] = json.loads(
-        spool.get_meta(WRITERS_META.format(attempt=row.id)) or "[]"
-    )
+    writers = writers_of(spool, row)
     if writing or (is_alive is not None and any(is_alive(*writer) for writer in writers)):
         return ""
     torn = [path for path, _ in torn_files(spool, row, is_alive)]
@@ -267,6 +260,14 @@ def why_hidden(spool: Spool, row: AttemptRow, is_alive: Callable[[int, int], boo
     more = f" and of {len(torn) - 1} more" if len(torn) > 1 else ""
     what = f"the writer of {torn[0]!r}{more} died with it open"
     return f"hidden: {what}; commit it explicitly or abort it"
+
+
+def writers_of(spool: Spool, row: AttemptRow) -> list[tuple[int, int]]:
+    """(pid, start) of all processes that ever wrote the attempt here."""
+    writers: list[list[int]] = json.loads(
+        spool.get_meta(WRITERS_META.format(attempt=row.id)) or "[]"
+    )
+    return [(pid, start) for pid, start in writers]
 
 
 def torn_files(

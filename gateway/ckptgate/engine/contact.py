@@ -1,97 +1,100 @@
-"""Whether the store answers, without ever waiting for one that doesn't.
+"""When the store last answered, kept in the spool, where whoever watches the daemon finds it.
 
-It owns the rule that who asks for metrics or health never hangs with the store: a look that doesn't
-come back (a dead NFS server) is left alone, and as long as it hasn't, nobody begins another one.
-What the publisher reads anyway counts: while it follows a log, nothing more is asked.
+It owns the rule what "away" means: a request failed in a way that passes, and none has succeeded
+since. An outage is one incident when it begins and one when it ends, however many attempts wait;
+nothing is given up because of it. Where nothing else is asked of the store a small request is made
+now and then, so that an outage is told before a save meets it.
 
-Thread rule: any thread.
+Thread rule: the publisher's one thread; `Contact` is a value.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-from dataclasses import dataclass
 from typing import Final
 
-from ckptgate.engine.runlog import RunLogs
-from ckptgate.errors import CkptError, IntegrityError, MissingError
-from ckptgate.model.layout import GATEWAY_DIR, join_key
-from ckptgate.ports.clock import Clock
-from ckptgate.ports.store import Records
+import msgspec
 
-__all__ = ["Contact", "StoreContact"]
+from ckptgate.engine.node import Node
+from ckptgate.errors import CkptError, MissingError, TransientStoreError, UnusableError
+from ckptgate.model.documents import MAX_DOCUMENT_BYTES
+from ckptgate.model.layout import format_key
+from ckptgate.ports.spool import CONTACT_META, Contact
+
+__all__ = ["StoreContact"]
 
 _log = logging.getLogger(__name__)
 
-_KEY: Final = join_key(GATEWAY_DIR, "contact")
-"""Nothing is ever there; that the store says so is what is asked for."""
-RECENT_S: Final = 15.0
-_WAIT_S: Final = 2.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contact:
-    """What is known.
-
-    Attributes:
-        is_reached: it answered lately.
-        age_s: since it last answered, None if it never did.
-        error: what it said instead, "" for nothing yet.
-    """
-
-    is_reached: bool
-    age_s: float | None
-    error: str
+_AWAY_INTERVAL_S: Final = 5.0
+"""Between requests while it is away."""
 
 
 class StoreContact:
-    """Remembers when the store last answered, and asks it when that is long ago."""
+    """Asks, notes and tells."""
 
-    def __init__(self, store: Records, logs: RunLogs, clock: Clock) -> None:
-        self._store = store
-        self._logs = logs
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._answered_at: float | None = None
-        self._error = ""
-        self._asking: threading.Thread | None = None
+    def __init__(self, node: Node) -> None:
+        self._store = node.store
+        self._spool = node.spool
+        self._clock = node.clock
+        self._events = node.events
+        self._interval_s = node.settings.contact_interval_s
+        self._asked_s: float | None = None
+        self._is_away = bool(self._known().away_ns)
 
-    def look(self, *, wait_s: float = _WAIT_S) -> Contact:
-        """What is known after waiting up to *wait_s* for an answer, where one is needed."""
-        now = self._known()
-        if now.is_reached:
-            return now
-        with self._lock:
-            if self._asking is None or not self._asking.is_alive():
-                self._asking = threading.Thread(target=self._ask, name="contact", daemon=True)
-                self._asking.start()
-            asking = self._asking
-        asking.join(wait_s)
-        return self._known()
+    def step(self) -> bool:
+        """Ask the store, if it is time to; never any work, so False."""
+        if not self._is_due():
+            return False
+        self._asked_s = self._clock.monotonic()
+        try:
+            self._store.get(format_key(""), limit=MAX_DOCUMENT_BYTES)
+        except (TransientStoreError, UnusableError) as exc:
+            self.failed(exc)
+            return False
+        except MissingError:
+            pass
+        except CkptError as exc:
+            # Whatever it says, it is there.
+            _log.info("store-odd error=%s", exc)
+        self._answered()
+        return False
+
+    def _is_due(self) -> bool:
+        if not self._is_away and self._interval_s <= 0:
+            return False
+        pause_s = _AWAY_INTERVAL_S if self._is_away else self._interval_s
+        return self._asked_s is None or self._clock.monotonic() - self._asked_s >= pause_s
+
+    def failed(self, error: CkptError) -> None:
+        """A request failed because the store isn't there."""
+        if self._is_away:
+            return
+        self._is_away = True
+        self._asked_s = self._clock.monotonic()
+        known = self._known()
+        self._keep(
+            Contact(
+                answered_ns=known.answered_ns,
+                away_ns=self._clock.now_ns(),
+                error=str(error),
+            )
+        )
+        detail = f"{error}; what is staged stays in the spool and goes on when it is back"
+        self._events.record("store-away", self._store.url, detail)
+
+    def _answered(self) -> None:
+        known, now_ns = self._known(), self._clock.now_ns()
+        self._is_away = False
+        self._keep(Contact(answered_ns=now_ns))
+        if known.away_ns:
+            away_s = max(0.0, (now_ns - known.away_ns) / 1e9)
+            self._events.record("store-back", self._store.url, f"it was away for {away_s:.0f} s")
 
     def _known(self) -> Contact:
-        ages = [age for log in self._logs.known() if (age := log.age_s()) is not None]
-        with self._lock:
-            if self._answered_at is not None:
-                ages.append(self._clock.monotonic() - self._answered_at)
-            error = self._error
-        age_s = min(ages, default=None)
-        is_reached = age_s is not None and age_s < RECENT_S
-        return Contact(is_reached=is_reached, age_s=age_s, error="" if is_reached else error)
+        return Contact.parse(self._spool.get_meta(CONTACT_META))
 
-    def _ask(self) -> None:
-        error = ""
+    def _keep(self, contact: Contact) -> None:
         try:
-            self._store.get(_KEY, limit=1)
-        except (MissingError, IntegrityError):
-            pass
-        except (CkptError, OSError) as exc:
-            error = str(exc)
-        except Exception as exc:  # noqa: BLE001 - the thread's outermost edge
-            _log.exception("contact-failed")
-            error = repr(exc)
-        with self._lock:
-            self._error = error
-            if not error:
-                self._answered_at = self._clock.monotonic()
+            self._spool.set_meta(CONTACT_META, msgspec.json.encode(contact).decode())
+        except CkptError as exc:
+            _log.warning("contact-not-kept error=%s", exc)

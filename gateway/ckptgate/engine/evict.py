@@ -22,6 +22,7 @@ from ckptgate.engine.fetch import drop_copy
 from ckptgate.engine.node import Node
 from ckptgate.errors import CkptError
 from ckptgate.model.states import AttemptState, FileState
+from ckptgate.ports.reserve import reserved_bytes
 from ckptgate.ports.spool import ROOM_META, AttemptRow, FileRow, LocalBytes, SpoolRoom
 
 __all__ = ["Evictor", "Room", "room_of"]
@@ -78,8 +79,9 @@ class Evictor:
         if self._due_at is not None and began_s < self._due_at:
             return False
         self._due_at = began_s + _INTERVAL_S
+        reserved = reserved_bytes(self._spool)
         disk, own = self._room(self._spool.path), self._own_room()
-        wanted = max(self._wanted(disk), self._wanted(own))
+        wanted = max(self._wanted(disk, reserved), self._wanted(own, reserved))
         count = freed = 0
         for file in self._candidates() if wanted > 0 else ():
             if freed >= wanted:
@@ -87,8 +89,8 @@ class Evictor:
             won = self._drop(file)
             count += won > 0
             freed += won
-        if own.total:
-            self._keep_count(own, freed)
+        least = min(disk.free, own.free) if own.total else disk.free
+        self._keep_count(own, freed, reserved=reserved, least=least + freed)
         took_s = self._clock.monotonic() - began_s
         self._due_at = began_s + max(_INTERVAL_S, _PAUSE_FACTOR * took_s)
         if count:
@@ -99,38 +101,72 @@ class Evictor:
             self._events.record("evicted", self._spool.path, detail)
         return count > 0
 
-    def _wanted(self, room: Room) -> float:
-        """Bytes that are to be won, 0 if there is room enough."""
-        if room.free >= room.total * self._settings.spool_free_min_share:
+    def _wanted(self, room: Room, reserved: int) -> float:
+        """Bytes that are to be won, 0 if there is room enough.
+
+        What checkpoints under way will need counts as taken: so it is made before they need it.
+        """
+        free = room.free - reserved
+        if not self._settings.spool_free_min_share or not room.total:
             return 0
-        return room.total * self._settings.spool_free_target_share - room.free
+        if free >= room.total * self._settings.spool_free_min_share:
+            return 0
+        return room.total * self._settings.spool_free_target_share - free
 
     def _own_room(self) -> Room:
         """What is left of the spool's limit, as if it were a disk of that size."""
         limit = self._settings.spool_max_bytes
         return Room(total=limit, free=limit - self._spool.allocated()) if limit else Room(0, 0)
 
-    def _keep_count(self, own: Room, freed: int) -> None:
-        """Tell the mount what is used, and whether new files can be taken; say so once."""
+    def _keep_count(self, own: Room, freed: int, *, reserved: int, least: int) -> None:
+        """Tell the mount what is used, and whether new files can be taken; say so once.
+
+        Args:
+            own: the limit as it was before.
+            freed: bytes that were won now.
+            reserved: bytes that checkpoints under way will still need.
+            least: what is free now, of disk or limit.
+        """
         before = SpoolRoom.parse(self._spool.get_meta(ROOM_META))
         used = own.total - own.free - freed
         now = SpoolRoom(
-            used=used, limit=own.total, evicted=before.evicted + freed, is_full=used >= own.total
+            used=used,
+            limit=own.total,
+            evicted=before.evicted + freed,
+            is_full=bool(own.total) and used >= own.total,
+            is_low=least < reserved,
+            reserved=reserved,
         )
-        is_moved = abs(now.used - before.used) > own.total * _COUNT_SHARE
-        is_other = (now.is_full, now.limit) != (before.is_full, before.limit)
-        if not is_other and not is_moved and not freed:
+        is_moved = bool(own.total) and abs(now.used - before.used) > own.total * _COUNT_SHARE
+        is_other = (now.is_full, now.limit, now.is_low) != (
+            before.is_full,
+            before.limit,
+            before.is_low,
+        )
+        if not is_other and not is_moved and not (freed and own.total):
             return
         self._spool.set_meta(ROOM_META, msgspec.json.encode(now).decode())
+        self._tell(before, now, least)
+
+    def _tell(self, before: SpoolRoom, now: SpoolRoom, least: int) -> None:
+        """Record what changed."""
+        path, of_limit = self._spool.path, f"{now.used} of {now.limit} bytes (room.spool_max)"
         if now.is_full and not before.is_full:
             detail = (
-                f"{used} of {own.total} bytes (room.spool_max) are taken by what is not published "
-                "yet: new files are refused until it is"
+                f"{of_limit} are taken by what is not published yet: new files are refused until "
+                "it is"
             )
-            self._events.record("spool-full", self._spool.path, detail)
+            self._events.record("spool-full", path, detail)
         elif before.is_full and not now.is_full:
-            detail = f"{used} of {own.total} bytes (room.spool_max): new files are taken again"
-            self._events.record("spool-room", self._spool.path, detail)
+            self._events.record("spool-room", path, f"{of_limit}: new files are taken again")
+        if now.is_low and not before.is_low:
+            detail = (
+                f"{least} bytes are free, and what is being written will need {now.reserved} more "
+                "if it gets as large as the checkpoint before; no published copy is left to give up"
+            )
+            self._events.record("spool-low", path, detail)
+        elif before.is_low and not now.is_low and not now.is_full:
+            self._events.record("spool-room", path, f"{least} bytes are free: that will do")
 
     def _candidates(self) -> Iterator[int]:
         """Files whose local copy may go, the first to go first."""

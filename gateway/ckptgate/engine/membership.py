@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from ckptgate.engine.events import Events
+from ckptgate.engine.hosts import known_hosts
 from ckptgate.engine.incarnations import OVER, Incarnations
 from ckptgate.engine.intents import Intents, parse_key
 from ckptgate.engine.manifests import load_manifest
@@ -360,8 +361,9 @@ class Membership:
         except ExistsError as exc:
             # An earlier registration landed (its time differs), or another spool has our id.
             stored = decode(self._store.get(key, limit=MAX_DOCUMENT_BYTES), Member, subject=key)
-            ours = (row.attempt, self._member, self._host)
-            if (stored.attempt, stored.member, stored.host) != ours:
+            is_same = (stored.attempt, stored.member) == (row.attempt, self._member)
+            # The spool may have come here from the machine that registered.
+            if not is_same or stored.host not in {self._host, *known_hosts(self._spool)}:
                 msg = f"{key} was written by {stored.host!r}: two spools have one member id"
                 raise IntegrityError(msg, subject=key) from exc
 

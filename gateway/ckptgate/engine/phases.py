@@ -17,7 +17,8 @@ from ckptgate.engine.membership import Membership
 from ckptgate.model.states import UNDECIDED, FileState
 from ckptgate.ports.clock import Clock
 from ckptgate.ports.meters import COMMITTED_BYTES, PHASE_SECONDS, SAVES, Meters
-from ckptgate.ports.spool import PHASES_META, AttemptRow, SavePhases, Spool
+from ckptgate.ports.rows import PHASES_META, SavePhases
+from ckptgate.ports.spool import AttemptRow, Spool
 
 __all__ = ["FINISHED_MAX", "PhaseClock"]
 

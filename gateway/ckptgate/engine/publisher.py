@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from ckptgate.engine.contact import StoreContact
 from ckptgate.engine.decide import OWN_WORK_FACTOR, Decider
 from ckptgate.engine.events import Events
 from ckptgate.engine.evict import Evictor
@@ -101,6 +102,7 @@ class Publisher:
         self._clock = clock
         self._events = events
         self._settings = settings
+        self._contact = StoreContact(node)
         self._phases = phases
         self._stager = Stager(node)
         self._uploader = Uploader(node)
@@ -125,6 +127,7 @@ class Publisher:
     def _pass(self) -> bool:
         # Until it is known better, also if the spool can't be read.
         self._is_busy = True
+        self._guard_all("the store", self._contact.step)
         did = self._guard_all("plain names", self._mirror.step)
         for row in self._undecided():
             did = self._guard("join", row, self._introduce) or did
@@ -295,8 +298,8 @@ class Publisher:
         self._backoff.failed(subject)
         _log.warning("step-failed subject=%s error=%s", subject, error)
         # The store being away is no incident of each attempt; what is wrong with one is, once.
-        kind = "store-away" if isinstance(error, TransientStoreError) else "step-failed"
-        said = kind if kind == "store-away" else str(error)
-        if self._said.get(subject) != said:
-            self._said[subject] = said
-            self._events.record(kind, subject, str(error))
+        if isinstance(error, TransientStoreError):
+            self._contact.failed(error)
+        elif self._said.get(subject) != str(error):
+            self._said[subject] = str(error)
+            self._events.record("step-failed", subject, str(error))

@@ -37,6 +37,8 @@ class PublisherSettings:
         reclaim_grace_s: how long what is dead (replaced, retired, aborted, unfinished) is kept.
         keep_aborted_s: how long the spool keeps bytes of aborted and abandoned attempts, at least
             the grace.
+        contact_interval_s: between small requests that only tell whether the store is there; 0:
+            none.
         lost_after_s: an attempt that nobody sealed and that nothing comes to any more is aborted.
         verify: how the store's bytes are proved; None takes the store's default.
         patterns: kinds of names.
@@ -63,5 +65,6 @@ class PublisherSettings:
     reclaim_grace_s: float = 24 * 3600.0
     keep_aborted_s: float = 7 * 24 * 3600.0
     lost_after_s: float = 7 * 24 * 3600.0
+    contact_interval_s: float = 0.0
     verify: VerifyMode | None = None
     patterns: NamePatterns = DEFAULT_PATTERNS

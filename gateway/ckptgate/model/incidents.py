@@ -74,11 +74,16 @@ INCIDENTS: Final[Mapping[str, IncidentKind]] = MappingProxyType({
     "reclaimed": IncidentKind(Severity.NOTICE, "ckptgate gc --dry-run says what would go next"),
     "seal-refused": IncidentKind(Severity.CRITICAL, "a newer start of the job owns the run"),
     "spool-full": IncidentKind(Severity.CRITICAL, _ROOM),
+    "spool-low": IncidentKind(Severity.WARNING, _ROOM),
+    "spool-moved": IncidentKind(
+        Severity.NOTICE, "see to it that the other machine no longer uses this spool"
+    ),
     "spool-room": IncidentKind(Severity.NOTICE, "there is room again"),
     "step-failed": IncidentKind(Severity.WARNING, _TRIED),
     "store-away": IncidentKind(
         Severity.WARNING, "look at the network and the store; saves are kept and go on then"
     ),
+    "store-back": IncidentKind(Severity.NOTICE, "it was away; what waited goes on by itself"),
     "store-full": IncidentKind(Severity.CRITICAL, _ROOM),
     "too-sparse": IncidentKind(Severity.CRITICAL, _AGAIN),
     "torn-committed": IncidentKind(

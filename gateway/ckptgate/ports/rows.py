@@ -13,15 +13,18 @@ from ckptgate.model.states import AttemptState, FileState
 
 __all__ = [
     "BEGAN_META",
+    "CONTACT_META",
     "JOINING_META",
     "NO_FILE",
     "PHASES_META",
     "ROOM_META",
     "ROOT_INO",
     "SETTLED_META",
+    "STOP_META",
     "VOTED_META",
     "WRITERS_META",
     "AttemptRow",
+    "Contact",
     "FileRow",
     "HandleRow",
     "LocalBytes",
@@ -34,6 +37,7 @@ __all__ = [
     "PlainOpRow",
     "SavePhases",
     "SpoolRoom",
+    "StopNotice",
     "TombstoneRow",
 ]
 
@@ -54,6 +58,10 @@ PHASES_META = "phases.{attempt}"
 """Setting with when the phases of the save with that row id ended: a `SavePhases` as JSON."""
 ROOM_META = "room"
 """Setting with what the publisher last counted: a `SpoolRoom` as JSON."""
+STOP_META = "stop"
+"""Setting while the gateway is being stopped or drained: a `StopNotice` as JSON."""
+CONTACT_META = "contact"
+"""Setting with when the store last answered: a `Contact` as JSON."""
 NO_FILE = 0
 """Stands for the bytes of a handle whose file is only in the store; ids of files begin at 1."""
 
@@ -66,12 +74,16 @@ class SpoolRoom(msgspec.Struct, frozen=True, kw_only=True):
         limit: what it may take, 0 for no limit.
         evicted: bytes of published copies that were given up for room, ever.
         is_full: it is at its limit, and no published copy is left to give up.
+        is_low: what is being written will not fit, if it gets as large as the checkpoint before.
+        reserved: bytes that it will still need then.
     """
 
     used: int = 0
     limit: int = 0
     evicted: int = 0
     is_full: bool = False
+    is_low: bool = False
+    reserved: int = 0
 
     @classmethod
     def parse(cls, text: str | None) -> SpoolRoom:
@@ -80,6 +92,54 @@ class SpoolRoom(msgspec.Struct, frozen=True, kw_only=True):
             return msgspec.json.decode(text or "{}", type=cls)
         except msgspec.MsgspecError:
             return cls()
+
+
+class Contact(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of the store's being there; times by the wall clock, ns.
+
+    Attributes:
+        answered_ns: when it last answered, 0 for never.
+        away_ns: since when it doesn't, 0: it does.
+        error: what it said instead.
+    """
+
+    answered_ns: int = 0
+    away_ns: int = 0
+    error: str = ""
+
+    @classmethod
+    def parse(cls, text: str | None) -> Contact:
+        """The setting's value; an empty one if there is none."""
+        try:
+            return msgspec.json.decode(text or "{}", type=cls)
+        except msgspec.MsgspecError:
+            return cls()
+
+
+class StopNotice(msgspec.Struct, frozen=True, kw_only=True):
+    """That what is under way is being finished.
+
+    Attributes:
+        refuses: no checkpoint may be begun meanwhile.
+        until_ns: when that ends whatever became of who wanted it, wall clock; 0: with the mount.
+        why: `stop` or `drain`.
+    """
+
+    refuses: bool = False
+    until_ns: int = 0
+    why: str = ""
+
+    @classmethod
+    def parse(cls, text: str | None) -> StopNotice:
+        """The setting's value; one that refuses nothing if there is none."""
+        try:
+            return msgspec.json.decode(text or "{}", type=cls)
+        except msgspec.MsgspecError:
+            return cls()
+
+    def is_refusing(self, now_ns: int) -> bool:
+        """Whether it says so at that time."""
+        return self.refuses and (not self.until_ns or now_ns < self.until_ns)
 
 
 class SavePhases(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

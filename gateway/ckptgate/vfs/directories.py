@@ -24,7 +24,17 @@ from ckptgate.ports.spool import (
     PlainOpKind,
     TombstoneRow,
 )
-from ckptgate.vfs import files, listing, names, pending, plain, revisions, times, visibility
+from ckptgate.vfs import (
+    files,
+    listing,
+    names,
+    pending,
+    plain,
+    revisions,
+    stopping,
+    times,
+    visibility,
+)
 from ckptgate.vfs.attributes import entry_of
 from ckptgate.vfs.context import Context, MeanwhileError, Who
 from ckptgate.vfs.interface import Caller, Entry
@@ -51,6 +61,7 @@ def mkdir(ctx: Context, caller: Caller, number: int, name: str, mode: int) -> En
 
     Raises:
         ExistsError: the name means something to this caller already.
+        RefusedError: EROFS, no checkpoint may be begun now.
     """
     directory = visibility.directory(ctx, caller, node_of(number))
     who = ctx.who(caller)
@@ -61,6 +72,8 @@ def mkdir(ctx: Context, caller: Caller, number: int, name: str, mode: int) -> En
         raise _taken(name)
     is_attempt = names.is_checkpoint(ctx, directory, name)
     names.check_new_name(ctx, directory, name, is_attempt=is_attempt)
+    if is_attempt:
+        stopping.check_taking(ctx, names.plain_path(directory, name))
     parent = revisions.writable_directory(ctx, caller, directory)
     if is_attempt:
         ctx.expect(lambda: _check_no_attempt(ctx, who, parent, name))

@@ -20,6 +20,7 @@ from ckptgate.ports.spool import (
     LocalBytes,
     NodeKind,
     NodeRow,
+    PendingKind,
 )
 from ckptgate.vfs import names, pending, revisions, stored, times, visibility
 from ckptgate.vfs.attributes import entry_of, entry_of_new, is_decided
@@ -29,7 +30,8 @@ from ckptgate.vfs.following import SMALL_BYTES, follow
 from ckptgate.vfs.interface import Caller, Entry, Opened
 from ckptgate.vfs.late import READER_WAIT_S
 from ckptgate.vfs.openfiles import OpenFile
-from ckptgate.vfs.room import check_room
+from ckptgate.vfs.room import await_room, check_room
+from ckptgate.vfs.stopping import check_taking
 from ckptgate.vfs.writing import file_of, is_frozen, pending_kind, prepare_write
 
 __all__ = ["create", "ensure", "new_node", "open_file", "read_plain", "reopen", "reopen_all"]
@@ -93,8 +95,11 @@ def create(
         return entry_of(ctx, found.node, found.timeout_s), opened
     names.check_new_name(ctx, directory, name)
     check_room(ctx)
+    await_room(ctx, caller, directory.attempt)
     parent = revisions.writable_directory(ctx, caller, directory)
     kind = None if parent.attempt is not None else pending_kind(ctx, parent, name)
+    if kind is PendingKind.WHOLE:
+        check_taking(ctx, names.plain_path(parent, name))
     who = ctx.who(caller)
     with ctx.change():
         if kind is None:

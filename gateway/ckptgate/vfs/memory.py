@@ -78,6 +78,8 @@ class Memory:
     """(pid, node) -> when it was told to look again; both: see `looking_again`."""
     is_spool_full: bool = False
     """As `vfs.room` last saw it."""
+    roomy: set[int] = field(default_factory=set[int])
+    """Attempts that have the room they are likely to need, or waited for it."""
     synced: set[int] = field(default_factory=set[int])
     """Files whose name in the spool's directory is durable."""
     is_inherited: bool = False

@@ -1,23 +1,33 @@
 """Whether the spool may take new files, and how much room callers are told of.
 
-Owns the rule: above the spool's limit new files and opens for writing are ENOSPC; what is open goes
-on, since a write that the kernel passes through asks nobody. The publisher counts and makes room
-first. Any thread.
+Owns two rules. Above the spool's limit new files and opens for writing are ENOSPC; what is open
+goes on, since a write that the kernel passes through asks nobody. And where a checkpoint would not
+fit if it gets as large as the one before, its first file waits a while for the publisher to bring
+what is staged into the store and to give local copies up; then it goes on, as that is a guess. Any
+thread.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+from typing import Final
 
 from ckptgate.errors import FullError
-from ckptgate.ports.spool import ROOM_META, SpoolRoom
+from ckptgate.model.states import AttemptState
+from ckptgate.ports.reserve import expected_bytes
+from ckptgate.ports.spool import CONTACT_META, ROOM_META, Contact, SpoolRoom
 from ckptgate.vfs.context import Context
-from ckptgate.vfs.interface import FsStats
+from ckptgate.vfs.interface import Caller, FsStats
 
-__all__ = ["check_room", "stats"]
+__all__ = ["await_room", "check_room", "stats"]
 
-_LOOK_S = 0.5
+_log = logging.getLogger(__name__)
+
+_LOOK_S: Final = 0.5
 """Between looks at what the publisher counted."""
+_POLL_S: Final = 0.2
+_ATTEMPTS_KEPT: Final = 1000
 
 
 def check_room(ctx: Context) -> None:
@@ -35,6 +45,50 @@ def check_room(ctx: Context) -> None:
         msg = "the spool is at its limit (room.spool_max), and nothing in it is published"
         hint = "wait for the store, `ckptgate gc`, or a larger --spool-max"
         raise FullError(msg, subject=ctx.spool.path, hint=hint)
+
+
+def await_room(ctx: Context, caller: Caller, attempt: int | None) -> None:
+    """Return when what the attempt is likely to need is free, or waiting can't help any more.
+
+    Once for each attempt; what isn't in one waits for nothing.
+    """
+    limit_s = ctx.settings.room_wait_s
+    if attempt is None or limit_s <= 0 or attempt in ctx.memory.roomy:
+        return
+    row = ctx.spool.attempt(attempt)
+    needed = (
+        0 if row is None or row.state is not AttemptState.OPEN else expected_bytes(ctx.spool, row)
+    )
+    if _free(ctx) < needed:
+        ctx.need_block(caller)
+        _wait_for(ctx, attempt, needed, limit_s)
+    with ctx.lock:
+        if len(ctx.memory.roomy) > _ATTEMPTS_KEPT:
+            ctx.memory.roomy.clear()
+        ctx.memory.roomy.add(attempt)
+
+
+def _wait_for(ctx: Context, attempt: int, needed: int, limit_s: float) -> None:
+    ctx.wake()
+    began_s = ctx.clock.monotonic()
+    _log.warning("room-awaited attempt=%d needed=%d free=%d", attempt, needed, _free(ctx))
+    while (free := _free(ctx)) < needed:
+        waited_s = ctx.clock.monotonic() - began_s
+        is_away = bool(Contact.parse(ctx.spool.get_meta(CONTACT_META)).away_ns)
+        if waited_s >= limit_s or is_away:
+            why = "the store is away" if is_away else f"waited {waited_s:.0f} s"
+            _log.warning("room-short needed=%d free=%d reason=%r", needed, free, why)
+            return
+        ctx.clock.sleep(_POLL_S)
+    _log.info("room-made needed=%d free=%d", needed, free)
+
+
+def _free(ctx: Context) -> int:
+    """Bytes that can still be written."""
+    found = os.statvfs(ctx.spool.path)
+    free = found.f_bavail * found.f_frsize
+    limit = ctx.settings.spool_max_bytes
+    return min(free, max(0, limit - _room(ctx).used)) if limit else free
 
 
 def stats(ctx: Context) -> FsStats:

@@ -22,6 +22,7 @@ class VfsSettings:
         entry_timeout_s: how long the kernel may keep names that mean the same for everybody.
         attr_timeout_s: how long the kernel may keep attributes.
         poll_interval_s: between looks at the spool while waiting.
+        room_wait_s: at most, a checkpoint's first file waits for the room it is likely to need.
         spool_max_bytes: what the spool may take, 0 for no limit.
         close_delay_s: after a close is answered, until it is in the spool's database; 0: before.
     """
@@ -36,5 +37,6 @@ class VfsSettings:
     entry_timeout_s: float = 1.0
     attr_timeout_s: float = 1.0
     poll_interval_s: float = 0.02
+    room_wait_s: float = 60.0
     spool_max_bytes: int = 0
     close_delay_s: float = 0.0

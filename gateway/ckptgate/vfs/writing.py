@@ -24,6 +24,7 @@ from ckptgate.vfs.attributes import is_decided
 from ckptgate.vfs.bytes import copy_file, make_file
 from ckptgate.vfs.context import Context, RenewedError
 from ckptgate.vfs.interface import Caller
+from ckptgate.vfs.stopping import check_taking
 from ckptgate.vfs.unused import drop_file_if_unused, drop_if_unused
 
 __all__ = [
@@ -231,6 +232,8 @@ def _start_pending(
     ctx: Context, caller: Caller, place: _Place, node: NodeRow, *, is_emptied: bool
 ) -> None:
     kind = pending_kind(ctx, place.parent, place.name) or PendingKind.POINTER
+    if kind is PendingKind.WHOLE:
+        check_taking(ctx, names.plain_path(place.parent, place.name))
     who = ctx.who(caller)
     known = pointers.own_pending(ctx, who, place.parent, place.name)
     file = _copied(ctx, caller, node, is_emptied=is_emptied)

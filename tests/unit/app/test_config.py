@@ -33,6 +33,9 @@ def test_a_file_with_every_key_is_read(tmp_path: Path):
         ("[commit]\ndeadline_s = -1", "deadline_s"),
         ("passthrough = 3", "passthrough"),
         ("store = [", "store"),
+        ("[stop]\nnew_checkpoints = 'maybe'", "new_checkpoints"),
+        ("[stop]\ntimeout_s = -1", "timeout_s"),
+        ("[room]\nwait_s = -1", "wait_s"),
     ],
 )
 def test_a_wrong_key_or_value_is_named(tmp_path: Path, text: str, named: str):
@@ -87,7 +90,6 @@ def test_the_default_spool_is_the_same_at_every_start(tmp_path: Path):
     [
         [],
         ["no-such-command"],
-        ["mount"],
         ["commit"],
         ["ls"],
         ["wait", "x", "--timeout", "soon"],
@@ -106,6 +108,8 @@ def test_wrong_usage_ends_with_64(words: list[str], capsys: pytest.CaptureFixtur
         (["commit", "x", "--rank", "1"], ExitCode.USAGE),
         (["commit", "x", "--rank", "1", "--world-size", "2", "--all"], ExitCode.USAGE),
         (["commit", "x"], ExitCode.USAGE),
+        (["mount"], ExitCode.USAGE),
+        (["mount", "store", "mnt", "more"], ExitCode.USAGE),
         (["exec"], ExitCode.USAGE),
         (["exec", "--", "no-such-program-anywhere"], ExitCode.NOT_FOUND),
         (["ls", "/no/such/run"], ExitCode.NOT_FOUND),

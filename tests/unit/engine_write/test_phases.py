@@ -22,7 +22,8 @@ from ckptgate.ports.meters import (
     UPLOADED_BYTES,
     UPLOADED_FILES,
 )
-from ckptgate.ports.spool import PHASES_META, AttemptRow, SavePhases
+from ckptgate.ports.rows import PHASES_META, SavePhases
+from ckptgate.ports.spool import AttemptRow
 from ckptgate.testing.faults import FaultPlan, FaultyStore
 
 

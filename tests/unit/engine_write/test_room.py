@@ -17,7 +17,15 @@ from ckptgate.engine.phases import PhaseClock
 from ckptgate.engine.settings import PublisherSettings
 from ckptgate.engine.turns import Turns
 from ckptgate.model.states import AttemptState
-from ckptgate.ports.spool import NO_FILE, AttemptRow, HandleRow, LocalBytes
+from ckptgate.ports.reserve import reserved_bytes
+from ckptgate.ports.spool import (
+    NO_FILE,
+    ROOM_META,
+    AttemptRow,
+    HandleRow,
+    LocalBytes,
+    SpoolRoom,
+)
 from ckptgate_adapters.posix_store import PosixStore
 
 SIZE = 64 * 1024
@@ -218,3 +226,89 @@ def test_one_run_s_damaged_log_does_not_keep_the_others_copies(cluster: Cluster)
     assert other.run == RUN
     assert evictor(node, cluster, 0).step()
     assert not is_here(node, file)
+
+
+def low_evictor(node: StagedNode, cluster: Cluster, free: list[int]) -> Evictor:
+    """One whose disk has *free* bytes free, and what it gives up is added."""
+    before = sum(path.stat().st_size for path in Path(node.raw.path).glob("data/*/*"))
+
+    def room(_path: str) -> Room:
+        now = sum(path.stat().st_size for path in Path(node.raw.path).glob("data/*/*"))
+        return Room(total=TOTAL, free=free[0] + before - now)
+
+    return evictor(node, cluster, 0, room=room)
+
+
+def test_room_is_made_for_what_is_being_written_as_the_one_before_took_it(
+    cluster: Cluster,
+) -> None:
+    node = cluster.node("a")
+    saved = [save(cluster, node, f"step-{n}")[1] for n in range(4)]
+    made = low_evictor(node, cluster, [3 * SIZE])
+    # With 3 of 10 free there would be enough, if nothing came.
+    assert not made.step()
+    row = node.begin("step-9")
+    cluster.clock.advance(1.0)
+    assert made.step()
+    assert [is_here(node, file) for file in saved] == [False, False, False, True]
+    # What it has staged is needed no more.
+    node.write(row, "w.bin", b"9" * SIZE, rank=0)
+    assert reserved_bytes(node.raw) == 0
+    cluster.clock.advance(1.0)
+    assert not made.step()
+
+
+def test_too_little_room_for_the_next_one_is_told_once_and_its_end_too(cluster: Cluster) -> None:
+    node = cluster.node("a")
+    row, file = save(cluster, node, "step-1")
+    node.raw.add_handle(HandleRow(fh=77, ino=1, file=file, pid=0, start=0, is_closed=True))
+    free = [SIZE // 2]
+    made = low_evictor(node, cluster, free)
+    begun = node.begin("step-2")
+    for _ in range(3):
+        made.step()
+        cluster.clock.advance(1.0)
+    (told,) = [event for event in node.events.recent(9) if event.kind == "spool-low"]
+    assert f"{SIZE // 2} bytes are free" in told.detail
+    assert f"will need {SIZE} more" in told.detail
+    assert SpoolRoom.parse(node.raw.get_meta(ROOM_META)).is_low
+    node.write(begun, "w.bin", b"2" * SIZE, rank=0)
+    free[0] += SIZE
+    made.step()
+    assert not SpoolRoom.parse(node.raw.get_meta(ROOM_META)).is_low
+    assert node.kinds().count("spool-low") == 1
+    assert node.kinds()[-1] == "spool-room"
+    assert row.run == RUN
+
+
+def test_a_file_that_is_being_written_counts_as_large_as_it_is(cluster: Cluster) -> None:
+    node = cluster.node("a")
+    save(cluster, node, "step-1")
+    row = node.begin("step-2")
+    assert reserved_bytes(node.raw) == SIZE
+    file = node.write(row, "w.bin", b"2" * (SIZE // 2), rank=0, is_open=True)
+    assert reserved_bytes(node.raw) == SIZE // 2
+    Path(node.raw.data_path(file)).write_bytes(b"2" * SIZE)
+    assert reserved_bytes(node.raw) == 0
+
+
+def test_what_only_others_wrote_of_the_one_before_needs_no_room_here(cluster: Cluster) -> None:
+    writer, reader = cluster.node("a"), cluster.node("b")
+    row, _ = save(cluster, writer, "step-1")
+    reader.fetched(row.name)
+    reader.begin("step-2")
+    assert reserved_bytes(reader.raw) == 0
+    base = reader.raw.attempts(name="step-1")[-1]
+    reader.begin("step-1", base=base)
+    assert reserved_bytes(reader.raw) == 0
+
+
+def test_nothing_is_given_up_where_that_is_switched_off(cluster: Cluster) -> None:
+    node = cluster.node("a")
+    _, file = save(cluster, node, "step-1")
+    node.begin("step-2")
+    # The cluster's own settings: a share of 0.
+    for _ in range(3):
+        node.step()
+        cluster.clock.advance(1.0)
+    assert is_here(node, file)

@@ -10,7 +10,7 @@ import pytest
 
 from ckptgate.errors import FullError
 from ckptgate.model.states import FileState
-from ckptgate.ports.spool import ROOM_META, LocalBytes, SpoolRoom
+from ckptgate.ports.spool import CONTACT_META, ROOM_META, Contact, LocalBytes, SpoolRoom
 from ckptgate.vfs.settings import VfsSettings
 
 MIB = 1 << 20
@@ -102,3 +102,74 @@ def test_a_committed_checkpoint_s_file_is_not_moved_out_but_copied(world):
     assert world.names(world.a, "step-2") == []
     assert world.exists(world.a, "step-1/w.bin")
     assert LocalBytes.FULL
+
+
+def committed_before(world, size: int) -> None:
+    """A checkpoint of this node with so many bytes."""
+    world.mkdir(world.a, "step-1")
+    world.write(world.a, "step-1/w.bin", b"x" * size)
+    row = world.commit_own("", "step-1")
+    for _, _, file in world.spool.files_of_attempt(row.id):
+        world.spool.update_file(file.file, size=size)
+
+
+def begin(world) -> None:
+    world.mkdir(world.a, "step-2")
+
+
+def test_a_first_file_waits_for_the_room_of_the_checkpoint_before(limited, caplog):
+    world = limited
+    committed_before(world, 3 * MIB)
+    set_room(world, used=6 * MIB)
+    begin(world)
+    waits = []
+
+    def look() -> None:
+        waits.append(world.clock.seconds)
+        if len(waits) == 5:
+            room = SpoolRoom(used=4 * MIB, limit=8 * MIB)
+            world.spool.set_meta(ROOM_META, msgspec.json.encode(room).decode())
+
+    world.clock.on_sleep = look
+    world.write(world.a, "step-2/w.bin", b"1")
+    assert len(waits) == 5
+    assert "room-awaited" in caplog.text
+    set_room(world, used=8 * MIB - 1)
+    count = len(waits)
+    world.write(world.a, "step-2/more.bin", b"1")
+    # set_room sleeps once; the second file waits for nothing.
+    assert len(waits) == count
+
+
+def test_a_save_that_may_not_fit_goes_on_after_its_wait(limited, caplog):
+    world = limited
+    committed_before(world, 3 * MIB)
+    set_room(world, used=6 * MIB)
+    begin(world)
+    before = world.clock.seconds
+    world.write(world.a, "step-2/w.bin", b"it is smaller than the last one")
+    assert 59 < world.clock.seconds - before < 62
+    assert "room-short" in caplog.text
+
+
+def test_nobody_waits_for_a_store_that_is_away(limited, caplog):
+    world = limited
+    committed_before(world, 3 * MIB)
+    set_room(world, used=6 * MIB)
+    begin(world)
+    away = Contact(away_ns=1, error="no route")
+    world.spool.set_meta(CONTACT_META, msgspec.json.encode(away).decode())
+    before = world.clock.seconds
+    world.write(world.a, "step-2/w.bin", b"1")
+    assert world.clock.seconds - before < 1
+    assert "the store is away" in caplog.text
+
+
+def test_a_run_s_first_checkpoint_and_what_is_in_none_wait_for_nothing(limited):
+    world = limited
+    set_room(world, used=8 * MIB - 1)
+    before = world.clock.seconds
+    world.mkdir(world.a, "step-1")
+    world.write(world.a, "step-1/w.bin", b"1")
+    world.write(world.a, "log.txt", b"1")
+    assert world.clock.seconds - before < 1

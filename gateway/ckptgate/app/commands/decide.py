@@ -1,4 +1,4 @@
-"""`commit`, `abort`, `wait`: decisions about one checkpoint of a mount on this node."""
+"""`commit`, `abort`, `wait`: decisions about checkpoints of a mount on this node."""
 
 from __future__ import annotations
 
@@ -9,15 +9,25 @@ from typing import Any, Final
 
 from ckptgate.app.asking import ask
 from ckptgate.app.commands.output import add_json, print_json
-from ckptgate.app.locate import Place, locate_in_mount
+from ckptgate.app.left import told
+from ckptgate.app.locate import Place, locate_in_mount, locate_served
 from ckptgate.app.registry import MountInfo
-from ckptgate.errors import ExitCode, PendingError, RefusedError, UsageError
+from ckptgate.errors import (
+    CkptError,
+    ErrorKind,
+    ExitCode,
+    PendingError,
+    RefusedError,
+    UsageError,
+)
 
 __all__ = ["add_commands"]
 
 _ANSWER_TIMEOUT_S: Final = 60.0
 _ANSWER_MIN_S: Final = 1.0
 """However little time is left of a `--timeout`."""
+_PAUSE_S: Final = 0.1
+_GIVEN_UP: Final = frozenset({"aborted", "abandoned"})
 
 
 def add_commands(commands: Any) -> None:
@@ -36,8 +46,8 @@ def add_commands(commands: Any) -> None:
     abort.add_argument("--reason", default="", metavar="TEXT")
     add_json(abort)
     abort.set_defaults(handler=_abort)
-    wait = commands.add_parser("wait", help="until a checkpoint is committed or aborted")
-    wait.add_argument("path", metavar="PATH")
+    wait = commands.add_parser("wait", help="until a checkpoint, or all of a run, is decided")
+    wait.add_argument("path", metavar="PATH", help="a checkpoint, a run, or the mount point")
     wait.add_argument("--timeout", type=float, default=None, metavar="S")
     add_json(wait)
     wait.set_defaults(handler=_wait)
@@ -80,9 +90,48 @@ def _abort(args: argparse.Namespace) -> int:
 
 
 def _wait(args: argparse.Namespace) -> int:
+    found = _wait_for_run(args.path, args.timeout)
+    if found is not None:
+        if args.json:
+            print_json(found)
+        else:
+            for row in found["last"]:
+                print(f"{row['run'] or '/'}/{row['name']}: {row['state']}")
+        return ExitCode.OK
     result = _wait_decided(locate_in_mount(args.path), args.timeout)
     _print(args, result, "")
     return ExitCode.OK
+
+
+def _wait_for_run(path: str, timeout_s: float | None) -> dict[str, Any] | None:
+    """A run's state once nothing in it is undecided on this node; None if *path* is no run.
+
+    Raises:
+        RefusedError: what was decided last in one of the runs was an abort.
+        PendingError: something is undecided at the end of that time.
+    """
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    served = locate_served(path)
+    while True:
+        try:
+            found: dict[str, Any] = ask(served.mount, {"op": "run", "path": served.below})
+        except CkptError as exc:
+            if exc.kind is ErrorKind.NOT_FOUND:
+                return None
+            raise
+        if not found["undecided"]:
+            break
+        if deadline is not None and time.monotonic() >= deadline:
+            lines = "".join(f"\n  {told(row)}" for row in found["undecided"])
+            msg = f"{path}: not decided after {timeout_s:g} s:{lines}"
+            raise PendingError(msg, subject=path, hint=f"ckptgate status {path}")
+        time.sleep(_PAUSE_S)
+    refused = [row for row in found["last"] if row["state"] in _GIVEN_UP]
+    if refused:
+        lines = "".join(f"\n  {told(row)}" for row in refused)
+        msg = f"{path}: the last checkpoint was not committed:{lines}"
+        raise RefusedError(msg, subject=path, hint=f"ckptgate status {path}")
+    return found
 
 
 def _print(args: argparse.Namespace, result: dict[str, Any], text: str) -> None:
@@ -108,7 +157,7 @@ def _wait_decided(at: tuple[Place, MountInfo], timeout_s: float | None) -> dict[
         found: dict[str, Any] = _ask(at, "state", timeout_s=answer_s)
         if found["state"] in {"committed", "replaced"}:
             return found
-        if found["state"] in {"aborted", "abandoned"}:
+        if found["state"] in _GIVEN_UP:
             missing = "".join(f"\n  missing: {line}" for line in found["missing"])
             msg = f"{place.name} was {found['state']}: {found['reason']}{missing}"
             raise RefusedError(msg, subject=place.name)
@@ -117,4 +166,4 @@ def _wait_decided(at: tuple[Place, MountInfo], timeout_s: float | None) -> dict[
             missing = missing or "not decided yet"
             msg = f"{place.name} is {found['state']} after {timeout_s:g} s: {missing}"
             raise PendingError(msg, subject=place.name, hint="ckptgate status")
-        time.sleep(0.1)
+        time.sleep(_PAUSE_S)

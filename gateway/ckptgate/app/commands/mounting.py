@@ -1,4 +1,4 @@
-"""`mount`, `umount`: begin and end."""
+"""`mount`, `umount`, `drain`: begin, end, and finish what is under way."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import sys
 import time
 from typing import Any, Final
 
+from ckptgate.app.asking import ask
 from ckptgate.app.commands.options import add_s3_options, s3_of
+from ckptgate.app.commands.output import add_json, print_json
 from ckptgate.app.config import Config, ConfigFile, load_config_file, make_config
+from ckptgate.app.left import LEFT_FILE, read_left, told
 from ckptgate.app.locate import require_mount
 from ckptgate.app.logs import configure_logging
 from ckptgate.app.mountpoints import end_session, is_dead_mount, prepare_mountpoint, resolve
-from ckptgate.app.publisher_process import LEFT_FILE
 from ckptgate.app.reach import refuse_stopped
 from ckptgate.app.registry import MountInfo, find_mount
 from ckptgate.app.stores import probe_store
@@ -39,22 +41,20 @@ __all__ = ["add_commands", "unmount_and_drain"]
 
 LOG_FILE: Final = "ckptgate.log"
 _EXIT_MARGIN_S: Final = 20.0
-_LINES_SHOWN: Final = 8
-_LEFT_BECAUSE: Final = {
-    "open": "nobody committed it",
-    "sealed": "not decided yet",
-    "pending": "not in the store yet",
-    "unknown": "see the log",
-}
+_HOLD_MARGIN_S: Final = 5.0
+_PAUSE_S: Final = 0.1
+_BUSY_TRIES: Final = 3
 
 
 def add_commands(commands: Any) -> None:
     """Add this module's commands."""
     mount = commands.add_parser("mount", help="mount a store's gateway on a directory")
     mount.add_argument(
-        "store", nargs="?", default="", metavar="STORE", help="directory or s3://BUCKET/PREFIX"
+        "places",
+        nargs="*",
+        metavar="STORE MOUNTPOINT",
+        help="directory or s3://BUCKET/PREFIX, and where to mount it; the file has what isn't said",
     )
-    mount.add_argument("mountpoint", metavar="MOUNTPOINT", help="made if it is missing")
     mount.add_argument("--spool", default="", metavar="DIR", help="local staging directory")
     mount.add_argument(
         "--spool-max", default="", metavar="SIZE", help="what the spool may take, such as 500GiB"
@@ -69,14 +69,21 @@ def add_commands(commands: Any) -> None:
     umount.add_argument("--timeout", type=float, default=30.0, metavar="S", help="to finish in")
     umount.add_argument("--lazy", action="store_true", help="detach even while files are open")
     umount.set_defaults(handler=_umount)
+    drain = commands.add_parser("drain", help="finish what is under way; begin nothing meanwhile")
+    drain.add_argument("mountpoint", metavar="MOUNTPOINT")
+    drain.add_argument("--timeout", type=float, default=60.0, metavar="S", help="to finish in")
+    add_json(drain)
+    drain.set_defaults(handler=_drain)
 
 
 def _mount(args: argparse.Namespace) -> int:
     file = load_config_file(args.config) if args.config else ConfigFile()
+    store, mountpoint = _places(args.places)
+    mountpoint = mountpoint or file.mountpoint
     config = make_config(
         file,
-        store=args.store,
-        mountpoint=resolve(args.mountpoint),
+        store=store,
+        mountpoint=resolve(mountpoint) if mountpoint else "",
         spool=args.spool,
         spool_max=args.spool_max,
         s3=s3_of(args, file),
@@ -86,15 +93,26 @@ def _mount(args: argparse.Namespace) -> int:
         _mount_in_background(config, args)
         return ExitCode.OK
     configure_logging(config.log_level, process="supervisor", form=config.log.format)
-    if args.ready_fd is None:
-        Supervisor(config).run(None)
-        return ExitCode.OK
     try:
-        Supervisor(config).run(args.ready_fd)
+        is_all_stored = Supervisor(config).run(args.ready_fd)
     except CkptError as exc:
-        _tell_parent(args.ready_fd, exc)
+        if args.ready_fd is not None:
+            _tell_parent(args.ready_fd, exc)
         raise
-    return ExitCode.OK
+    return ExitCode.OK if is_all_stored else ExitCode.PENDING
+
+
+def _places(words: list[str]) -> tuple[str, str]:
+    """STORE and MOUNTPOINT, "" for what isn't said; one word alone is the mount point.
+
+    Raises:
+        UsageError: there are more words.
+    """
+    if len(words) > 2:
+        msg = f"mount takes a store and a mount point, not {len(words)} words"
+        raise UsageError(msg, hint="ckptgate mount STORE MOUNTPOINT")
+    store, mountpoint = ["", "", *words][-2:]
+    return store, mountpoint
 
 
 def _check_before(config: Config) -> None:
@@ -180,8 +198,7 @@ def _umount(args: argparse.Namespace) -> int:
         print(f"unmounted {mount.mountpoint}: everything is in the store")
         return ExitCode.OK
     for row in left:
-        missing = "; ".join(row["missing"][:_LINES_SHOWN]) or _LEFT_BECAUSE[row["state"]]
-        print(f"left in the spool: {_named(row)} ({row['state']}): {missing}", file=sys.stderr)
+        print(f"left in the spool: {told(row)}", file=sys.stderr)
     print(
         f"unmounted {mount.mountpoint}: {len(left)} unfinished; the spool {mount.spool} keeps "
         "them, the next mount goes on",
@@ -190,13 +207,41 @@ def _umount(args: argparse.Namespace) -> int:
     return ExitCode.PENDING
 
 
-def _named(row: dict[str, Any]) -> str:
-    return os.path.join(str(row.get("run", "")), str(row["name"]))
+def _drain(args: argparse.Namespace) -> int:
+    mount = require_mount(args.mountpoint)
+    left = _finish(mount, args.timeout)
+    if args.json:
+        print_json({"mountpoint": mount.mountpoint, "left": left})
+    elif not left:
+        print(f"drained {mount.mountpoint}: everything is in the store")
+    for row in [] if args.json else left:
+        print(f"left: {told(row)}", file=sys.stderr)
+    return ExitCode.PENDING if left else ExitCode.OK
+
+
+def _finish(mount: MountInfo, timeout_s: float) -> list[dict[str, Any]]:
+    """Have no checkpoint begun until nothing is left, nothing moves or the time is over.
+
+    Returns:
+        What is left.
+    """
+    deadline = time.monotonic() + timeout_s
+    # It ends by itself, should this process be killed.
+    ask(mount, {"op": "hold", "refuses": True, "why": "drain", "for_s": timeout_s + _HOLD_MARGIN_S})
+    try:
+        while True:
+            found: dict[str, Any] = ask(mount, {"op": "left"})
+            left: list[dict[str, Any]] = found["left"]
+            if not left or not found["is_moving"] or time.monotonic() >= deadline:
+                return left
+            time.sleep(_PAUSE_S)
+    finally:
+        ask(mount, {"op": "hold", "refuses": False, "why": "drain"})
 
 
 def _unmount(mount: MountInfo, *, lazy: bool) -> None:
     try:
-        unmount(mount.mountpoint, lazy=lazy)
+        _unmount_soon(mount.mountpoint, lazy=lazy)
     except OSError as exc:
         if exc.errno == errno.EBUSY:
             msg = f"{mount.mountpoint} is busy: a file is open in it or a process works there"
@@ -204,6 +249,24 @@ def _unmount(mount: MountInfo, *, lazy: bool) -> None:
             raise BusyError(msg, subject=mount.mountpoint, hint=hint) from exc
         msg = f"cannot unmount {mount.mountpoint}: {exc.strerror or exc}"
         raise UnusableError(msg, subject=mount.mountpoint) from exc
+
+
+def _unmount_soon(mountpoint: str, *, lazy: bool) -> None:
+    """Unmount, also where somebody just looks (a watch, updatedb).
+
+    Raises:
+        OSError: it can't be.
+    """
+    for _ in range(_BUSY_TRIES):
+        try:
+            unmount(mountpoint, lazy=lazy)
+        except OSError as exc:
+            if exc.errno != errno.EBUSY:
+                raise
+            time.sleep(_PAUSE_S)
+        else:
+            return
+    unmount(mountpoint, lazy=lazy)
 
 
 def unmount_and_drain(mount: MountInfo, *, timeout_s: float, lazy: bool) -> list[dict[str, Any]]:
@@ -235,9 +298,7 @@ def unmount_and_drain(mount: MountInfo, *, timeout_s: float, lazy: bool) -> list
             raise PendingError(msg, subject=mount.mountpoint, hint=hint)
         time.sleep(0.05)
     try:
-        with open(left_file, encoding="utf-8") as stream:
-            left: list[dict[str, Any]] = json.load(stream)
+        return read_left(mount.spool)
     except FileNotFoundError:
         msg = "the publisher did not say what is left"
         return [{"name": mount.spool, "state": "unknown", "missing": [msg]}]
-    return left
