@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
+from tests.reports import a_report, a_run, an_attempt
 
 from ckptgate.engine.attempt_status import AttemptStatus, MemberStatus, RankStatus
 from ckptgate.engine.events import Event
-from ckptgate.engine.status import QueueStatus, RunStatus, StatusReport
+from ckptgate.engine.status import RunStatus
 from ckptgate.engine.store_look import Reached
-from ckptgate.ports.spool import SpoolRoom
 from ckptgate_adapters.metrics.exposition import RUNS_MAX, Seen, exposition
 from ckptgate_adapters.metrics.mapped import read_meters
 
@@ -33,34 +33,12 @@ NAME = re.compile(r"\bckptgate_[a-z_]+\b")
 HOSTILE = 'run"1\\\n# HELP x\n{a="b"} \u2028<b>\udcff'
 
 
-def an_attempt(**changes: Any) -> AttemptStatus:
-    values: dict[str, Any] = {
-        "run": "run", "name": "step-1", "attempt": "step-1.0", "state": "open", "event": "",
-        "generation": 0, "job_key": "", "format_name": "", "is_joined": True, "is_voted": False,
-        "is_hidden": False, "world_size": None, "files": {}, "size_bytes": 3,
-        "digested_bytes": 2, "stored_bytes": 1, "rate_bytes_s": None, "eta_s": None,
-        "created_at": "2026-01-01T00:00:00.000Z", "committed_at": "", "phases": {}, "ranks": (),
-        "members": (), "writers": (), "missing": (), "reason": "",
-    }  # fmt: skip
-    return AttemptStatus(**{**values, **changes})
-
-
-def a_run(name: str) -> RunStatus:
-    return RunStatus(
-        run=name, length=3, generation=0, age_s=None, last_committed="step-7", last_step=7,
-        committed=1, undecided=0, pointers={}, quarantined={}, is_held=False, in_doubt=False,
-    )  # fmt: skip
-
-
 def seen(tmp_path: Path, *, runs: tuple[RunStatus, ...] = (), **changes: Any) -> Seen:
     attempts = (
         an_attempt(state="committed", committed_at="2026-01-01T00:00:05.000Z"),
         an_attempt(),
     )
-    queue = QueueStatus(plain_ops=0, pending_whole=0, pending_pointers=0, tombstones=0, name_ops=0)
-    report = StatusReport(
-        attempts=attempts, runs=runs or (a_run("run"),), queue=queue, room=SpoolRoom(), events=()
-    )
+    report = a_report(attempts=attempts, runs=runs or (a_run("run"),))
     values: dict[str, Any] = {
         "readings": read_meters(str(tmp_path)), "report": report,
         "contact": Reached(is_reached=True, age_s=1.0, error=""), "is_mount_usable": True,

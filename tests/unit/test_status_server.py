@@ -231,3 +231,14 @@ def test_ipv6_loopback_is_served(served: Served):
 def test_hosts_are_compared_whatever_their_case():
     assert is_own_host(" LocalHost:80 ", {"localhost"})
     assert not is_own_host("localhost:80:90", {"localhost"})
+
+
+def test_an_end_in_order_is_no_line_in_the_log(served: Served, caplog):
+    served.listen()
+    served.made.listen_in(str(served.directory))
+    served.made.close()
+    deadline = time.monotonic() + 60
+    while any(thread.name == "status" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert not [r for r in caplog.records if r.levelname in {"WARNING", "ERROR"}]

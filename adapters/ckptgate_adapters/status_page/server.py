@@ -59,6 +59,7 @@ class _Listener:
         self._sock = sock
         self._handler: Any = type("BoundHandler", (Handler,), {"door": door})
         self._lock = threading.Lock()
+        self._is_closed = False
         self._open: dict[socket.socket, float] = {}
         self._thread = threading.Thread(target=self._accept, name="status", daemon=True)
         self._thread.start()
@@ -70,8 +71,8 @@ class _Listener:
 
     def close(self) -> None:
         """Stop listening, and end what is open."""
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+        self._is_closed = True
+        _shut(self._sock)
         self._sock.close()
         with self._lock:
             for connection in self._open:
@@ -82,7 +83,7 @@ class _Listener:
             try:
                 connection, address = self._sock.accept()
             except OSError as exc:
-                if self._sock.fileno() < 0:
+                if self._is_closed:
                     return
                 # No descriptor is left, or the client was gone already.
                 _log.warning("status-not-accepted error=%s", exc)

@@ -203,7 +203,7 @@ def _print_report(report: dict[str, Any]) -> None:
         files = row["files"]
         done, total = files["stored"], sum(files.values())
         size = human_bytes(row["size_bytes"])
-        where = os.path.join(str(row["run"]), str(row["name"]))
+        where = printable(os.path.join(str(row["run"]), str(row["name"])))
         print(f"  {where}  {row['state']}  {done}/{total} files in the store, {size}{_pace(row)}")
         for line in _ranks(row):
             print(f"    {line}")

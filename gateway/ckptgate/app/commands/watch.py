@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ckptgate.app.asking import ask
-from ckptgate.app.commands.output import human_bytes, human_seconds
+from ckptgate.app.commands.output import human_bytes, human_seconds, printable
 from ckptgate.app.registry import MountInfo
 from ckptgate.errors import CkptError, ExitCode
 
@@ -47,9 +47,14 @@ _COLUMNS: Final = (
 )
 
 
+def _text(words: str, style: str = "") -> Text:
+    """Others' words: no markup, and nothing that a terminal obeys."""
+    return Text(printable(words), style)
+
+
 def attempts_table(title: str, report: dict[str, Any]) -> Table:
     """One mount's attempts as a table: those under way first, each with its ranks."""
-    table = Table(title=Text(title), title_justify="left", expand=True)
+    table = Table(title=_text(title), title_justify="left", expand=True)
     for column in _COLUMNS:
         table.add_column(column, overflow="fold")
     rows = list(reversed(report.get("attempts", [])))
@@ -63,32 +68,32 @@ def attempts_table(title: str, report: dict[str, Any]) -> Table:
 
 
 def _attempt(row: dict[str, Any]) -> Iterator[Text]:
-    yield Text(f"{row['run']}/{row['name']}".lstrip("/"))
-    yield Text("hidden" if row["is_hidden"] else row["state"], _COLOURS.get(row["state"], ""))
+    yield _text(f"{row['run']}/{row['name']}".lstrip("/"))
+    yield _text("hidden" if row["is_hidden"] else row["state"], _COLOURS.get(row["state"], ""))
     files = row["files"]
-    yield Text(f"{human_bytes(row['size_bytes'])}, {sum(files.values())} files")
-    yield Text(human_bytes(row["digested_bytes"]))
-    yield Text(_share(row["stored_bytes"], row["size_bytes"]))
+    yield _text(f"{human_bytes(row['size_bytes'])}, {sum(files.values())} files")
+    yield _text(human_bytes(row["digested_bytes"]))
+    yield _text(_share(row["stored_bytes"], row["size_bytes"]))
     voted = sum(member["voted"] for member in row["members"])
     nodes = f" ({voted} of {len(row['members'])} nodes)" if row["members"] else ""
-    yield Text(f"{'yes' if row['is_voted'] else ''}{nodes}".strip())
-    yield Text(_pace(row))
-    yield Text(row["reason"] or "; ".join(row["missing"][:3]))
+    yield _text(f"{'yes' if row['is_voted'] else ''}{nodes}".strip())
+    yield _text(_pace(row))
+    yield _text(row["reason"] or "; ".join(row["missing"][:3]))
 
 
 def _ranks(row: dict[str, Any]) -> Iterator[tuple[Text, ...]]:
     ranks = row["ranks"]
     for it in ranks[:_RANKS_SHOWN] if len(ranks) > 1 else ():
         yield (
-            Text("  rank ?" if it["rank"] < 0 else f"  rank {it['rank']}"),
-            Text("committed" if it["committed"] else ""),
-            Text(human_bytes(it["staged_bytes"])),
-            Text(human_bytes(it["digested_bytes"])),
-            Text(_share(it["stored_bytes"], it["staged_bytes"])),
-            Text("yes" if it["voted"] else ""),
+            _text("  rank ?" if it["rank"] < 0 else f"  rank {it['rank']}"),
+            _text("committed" if it["committed"] else ""),
+            _text(human_bytes(it["staged_bytes"])),
+            _text(human_bytes(it["digested_bytes"])),
+            _text(_share(it["stored_bytes"], it["staged_bytes"])),
+            _text("yes" if it["voted"] else ""),
         )
     if len(ranks) > _RANKS_SHOWN:
-        yield (Text(f"  and {len(ranks) - _RANKS_SHOWN} more ranks"),)
+        yield (_text(f"  and {len(ranks) - _RANKS_SHOWN} more ranks"),)
 
 
 def _share(done: int, total: int) -> str:
@@ -110,15 +115,17 @@ def _line(report: dict[str, Any]) -> Text:
     """The mount as a whole."""
     room, disk, contact = report["room"], report["disk"], report["contact"]
     used = f"spool {human_bytes(room['used'])} of {human_bytes(room['limit'])}, "
-    line = Text(used if room["limit"] else "spool's ")
+    line = _text(used if room["limit"] else "spool's ")
     line.append(f"disk {human_bytes(disk['free'])} free of {human_bytes(disk['total'])}")
     if room["is_full"]:
         line.append("  spool is full", "bold red")
     if not contact["is_reached"]:
-        line.append(f"  store does not answer: {contact['error']}", "bold red")
+        line.append_text(_text(f"  store does not answer: {contact['error']}", "bold red"))
     for run in report["runs"]:
         newest = run["last_committed"] or "nothing committed"
-        line.append(f"\n{run['run'] or '/'}: newest {newest}, {run['committed']} committed")
+        line.append("\n")
+        said = f"{run['run'] or '/'}: newest {newest}, {run['committed']} committed"
+        line.append_text(_text(said))
         if run["in_doubt"]:
             line.append("  last record in doubt", "bold red")
     return line
@@ -128,8 +135,8 @@ def _incidents(report: dict[str, Any]) -> Iterator[Text]:
     graves = [event for event in report["events"] if event["severity"] != "notice"]
     for event in graves[-_INCIDENTS_SHOWN:]:
         style = _SEVERITIES.get(event["severity"], "")
-        line = Text(f"{event['at']} {event['kind']} ", style)
-        line.append(f"{event['subject']}: {event['detail']}", "default")
+        line = _text(f"{event['at']} {event['kind']} ", style)
+        line.append_text(_text(f"{event['subject']}: {event['detail']}", "default"))
         if event["hint"]:
             line.append(f"\n  -> {event['hint']}", "cyan")
         yield line
@@ -147,8 +154,8 @@ def _view(mounts: Sequence[tuple[MountInfo, str]]) -> RenderableType:
         try:
             views.append(mount_view(title, ask(mount, {"op": "status", "path": below})))
         except CkptError as exc:
-            views.append(Text(f"{title}: {exc.message}", style="red"))
-    return Group(*views) if views else Text("no ckptgate mount runs here")
+            views.append(_text(f"{title}: {exc.message}", style="red"))
+    return Group(*views) if views else _text("no ckptgate mount runs here")
 
 
 def watch_status(mounts: Sequence[tuple[MountInfo, str]]) -> int:
