@@ -170,6 +170,22 @@ def test_what_is_counted_goes_on_after_kill_9(seen: Cluster):
     assert after["ckptgate_request_oldest_seconds{}"] == 0
 
 
+def test_each_rank_s_progress_is_told_by_who_wrote_what(seen: Cluster):
+    node = seen.nodes[0]
+    save = node.mnt / "ranks" / "step-1"
+    for rank in (0, 1):
+        names = [f"r{rank}.txt", f"s{rank}.txt"][: rank + 1]
+        assert job(SAVE, save, *names, RANK=str(rank), WORLD_SIZE="2").returncode == 0
+    ranks = partial(told_ranks, node, "step-1", "ranks")
+    until("all are stored", lambda: ranks() == {0: (1, 1000), 1: (2, 2000)})
+    assert main(["abort", str(save)]) == 0
+
+
+def told_ranks(node: Gateway, name: str, run: str) -> dict[int, tuple[int, int]]:
+    rows = [row for row in node.attempts(name) if row["run"] == run]
+    return {it["rank"]: (it["files"], it["stored_bytes"]) for it in rows[-1]["ranks"]}
+
+
 def is_joined(node: Gateway, name: str) -> bool:
     return bool(node.attempts(name)[-1]["is_joined"])
 

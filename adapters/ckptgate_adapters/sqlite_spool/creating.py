@@ -25,7 +25,8 @@ CREATE TEMP TRIGGER create_file INSTEAD OF INSERT ON created BEGIN
                 new.time_ns, '', new.file, NULL, new.plain_path);
     INSERT INTO files (file, state, local, size, mtime_ns, ctime_ns, digest, chunks, key, have,
                        evidence, is_linked)
-        VALUES (new.file, 'open', 'full', 0, 0, 0, '', x'', '', x'', '{}', 0);
+        VALUES (new.file, 'open', 'full', 0, 0, 0, '', x'', '', x'',
+                CASE WHEN new.rank < 0 THEN '{}' ELSE '{"rank":' || new.rank || '}' END, 0);
     INSERT INTO handles (fh, ino, file, pid, start, rank, is_closed)
         VALUES (new.fh, new.ino, new.file, new.pid, new.start, new.rank, 0);
 END;

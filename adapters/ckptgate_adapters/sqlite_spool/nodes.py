@@ -6,6 +6,7 @@ import dataclasses
 from typing import Final
 
 from ckptgate.errors import ExistsError, MissingError
+from ckptgate.model.documents import Evidence
 from ckptgate.model.states import FileState
 from ckptgate.ports.spool import ROOT_INO, FileRow, HandleRow, NodeRow
 from ckptgate_adapters.sqlite_spool.connection import Database
@@ -20,6 +21,7 @@ from ckptgate_adapters.sqlite_spool.rows import NODES
 
 __all__ = ["NodePart"]
 
+_NO_EVIDENCE: Final = Evidence()
 _COLUMNS: Final = NODES.qualified("n")
 _CHILD: Final = (
     f"SELECT {_COLUMNS} FROM names AS m JOIN nodes AS n ON n.ino = m.ino "  # noqa: S608 - own columns
@@ -86,7 +88,8 @@ class NodePart:
             known = kept.counts.get(parent)
             if known is not None and known.children < known.most:
                 db.keep(kept.counts, parent, known._replace(children=known.children + 1))
-            db.keep(kept.files, file, FileRow(file=file, state=FileState.OPEN))
+            evidence = Evidence(rank=handle.rank) if handle.rank >= 0 else _NO_EVIDENCE
+            db.keep(kept.files, file, FileRow(file=file, state=FileState.OPEN, evidence=evidence))
         return node
 
     def close_file(self, fh: int, file: FileRow, node: NodeRow) -> None:

@@ -60,7 +60,9 @@ class Seeing:
             is_alive=ProcIdentity().is_alive,
         )
         self._contact = StoreLook(parts.store, parts.logs, parts.clock)
-        self._probe = MountProbe(parts.config.mountpoint)
+        # A daemon without a mount has nothing that could stand still.
+        mountpoint = parts.config.mountpoint
+        self._probe = MountProbe(mountpoint) if mountpoint else None
         self._lock = threading.Lock()
         self._shown: StatusReport | None = None
         self._shown_of: object = None
@@ -141,7 +143,7 @@ class Seeing:
                 readings=read_meters(config.spool),
                 report=self.shown(),
                 contact=self._contact.look(),
-                is_mount_usable=self._probe.is_usable(),
+                is_mount_usable=self._is_mount_usable(),
                 version=__version__,
                 mountpoint=config.mountpoint,
                 store=config.store,
@@ -157,7 +159,7 @@ class Seeing:
     def ready(self) -> dict[str, str]:
         """What is wrong with the mount, the spool and the store, by name; {} if all can be used."""
         found: dict[str, str] = {}
-        if not self._probe.is_usable():
+        if not self._is_mount_usable():
             found["mount"] = "does not answer"
         problem = self._spool_problem()
         if problem:
@@ -166,6 +168,9 @@ class Seeing:
         if not contact.is_reached:
             found["store"] = contact.error or "does not answer"
         return found
+
+    def _is_mount_usable(self) -> bool:
+        return self._probe is None or self._probe.is_usable()
 
     def _has_passthrough(self) -> bool:
         meters = read_meters(self._parts.config.spool, ("mount",), (PASSTHROUGH,))

@@ -140,7 +140,7 @@ class Nodes(Protocol):
             parent: directory.
             name: its name there.
             node: with its number, and that of the bytes in `file`; both are new.
-            handle: on it.
+            handle: on it; its rank is the one that writes the file.
 
         Raises:
             ExistsError: the name is taken.

@@ -11,6 +11,8 @@ import errno
 import logging
 import os
 
+import msgspec
+
 from ckptgate.errors import BusyError, CkptError, ExistsError, MissingError
 from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.spool import (
@@ -251,7 +253,17 @@ def _add_handle(ctx: Context, writer: Who, node: NodeRow, file: int, fd: int) ->
     """Note an open handle of a writer; inside a change."""
     row = _handle_row(ctx, writer, node.ino, file)
     ctx.spool.add_handle(row)
+    _note_rank(ctx, row)
     return _keep(ctx, row, node, fd, is_complete=True, is_writer=True)
+
+
+def _note_rank(ctx: Context, row: HandleRow) -> None:
+    """Which rank writes the file: where every rank has to, what is there tells who is missing."""
+    file = ctx.spool.file(row.file)
+    if row.rank < 0 or file is None or file.evidence.rank == row.rank:
+        return
+    evidence = msgspec.structs.replace(file.evidence, rank=row.rank)
+    ctx.spool.update_file(row.file, evidence=evidence)
 
 
 def _handle_row(ctx: Context, writer: Who | None, ino: int, file: int) -> HandleRow:

@@ -13,6 +13,8 @@ from tests.reports import a_report, a_run, an_attempt, an_event
 from ckptgate.app.commands import status as command
 from ckptgate.app.commands.output import human_seconds, printable
 from ckptgate.app.commands.watch import mount_view
+from ckptgate.app.locate import Served
+from ckptgate.app.registry import MountInfo
 from ckptgate.engine.attempt_status import AttemptStatus, MemberStatus, RankStatus
 from ckptgate.errors import ExitCode
 from ckptgate.ports.spool import SpoolRoom
@@ -131,3 +133,11 @@ def test_a_record_in_doubt_and_a_silent_daemon_have_their_codes():
 
 def test_times_for_people():
     assert [human_seconds(s) for s in (0.4, 119, 121, 7200)] == ["0 s", "119 s", "2 min", "2.0 h"]
+
+
+def test_a_daemon_of_an_older_release_is_told_apart(monkeypatch, capsys):
+    mount = MountInfo(mountpoint="/mnt", store="/nfs", spool="/spool", pid=1, start=1)
+    monkeypatch.setattr(command, "ask", lambda *_: {"attempts": []})
+    report = command._report(Served(mount=mount, below=""))
+    assert command._status_code(report) == ExitCode.UNUSABLE
+    assert "older release" in plain(report, capsys)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ckptgate.errors import CkptError, ExistsError, InvalidNameError, MissingError, RefusedError
+from ckptgate.model.jobkey import RankInfo
 from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.spool import NodeKind, PlainOpKind
 from ckptgate.vfs.bytes import make_file
@@ -400,3 +402,31 @@ def test_a_new_spool_file_never_empties_one_that_has_another_name(tmp_path):
     os.close(make_file(str(old)))
     assert old.read_bytes() == b""
     assert shared.read_bytes() == b"precious"
+
+
+def test_a_file_says_which_rank_wrote_it(world):
+    """Formats of which every rank has to write something count by it."""
+    other = RankInfo(rank=1, world_size=2)
+    world.identify.add(701, world.identify.processes[world.s.pid].job_key, other)
+    one = dataclasses.replace(world.s, pid=701)
+    world.mkdir(world.s, "run")
+    world.mkdir(world.s, "run/step-1")
+    world.write(world.s, "run/step-1/a", b"x")
+    world.write(one, "run/step-1/b", b"y")
+    row = world.attempt("step-1")
+
+    def ranks() -> dict[str, int]:
+        return {path: file.evidence.rank for path, _, file in world.spool.files_of_attempt(row.id)}
+
+    assert ranks() == {"a": 0, "b": 1}
+    counts = world.spool.count_ranks(row.id)
+    assert {rank: list(states.values()) for rank, states in counts.items()} == {
+        0: [(1, 1)],
+        1: [(1, 1)],
+    }
+    world.write(one, "run/step-1/a", b"rewritten")
+    assert ranks() == {"a": 1, "b": 1}
+    # Who tells no rank takes none away.
+    world.identify.add(702, world.identify.processes[world.s.pid].job_key)
+    world.write(dataclasses.replace(world.s, pid=702), "run/step-1/c", b"z")
+    assert ranks()["c"] == -1

@@ -161,6 +161,9 @@ def _report(served: Served) -> dict[str, Any]:
             raise
         # The others are still worth seeing; the exit code tells.
         return {"mountpoint": mount.mountpoint, "store": mount.store, "error": exc.message}
+    if "schema" not in found:
+        error = "its daemon is of an older release: unmount, and mount again"
+        return {"mountpoint": mount.mountpoint, "store": mount.store, "error": error}
     return found
 
 
