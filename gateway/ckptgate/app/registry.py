@@ -120,6 +120,7 @@ def find_mount(path: str) -> MountInfo | None:
     found = [
         info
         for info in list_mounts()
+        if info.mountpoint
         if path == info.mountpoint or path.startswith(info.mountpoint.rstrip("/") + "/")
     ]
     return max(found, key=lambda info: len(info.mountpoint), default=None)
