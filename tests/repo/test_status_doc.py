@@ -197,6 +197,7 @@ FIRES = {
     "CkptgateVerifyFailed": ('ckptgate_verify_failures_total{where="read"}', "0+1", "4"),
     "CkptgateIncident": ('ckptgate_incidents_total{kind="power-lost"}', "0+1", "4"),
     "CkptgateSpoolFull": ("ckptgate_spool_full{}", "1", "0"),
+    "CkptgateSpoolLow": ('ckptgate_incidents_total{kind="spool-low"}', "0+1", "4"),
     "CkptgateSpoolDiskLow": ("ckptgate_spool_disk_free_bytes{}", "4", "6"),
     "CkptgateUnpublishedLong": ("ckptgate_oldest_unpublished_age_seconds{}", "3601", "3599"),
     "CkptgateHidden": ("ckptgate_hidden_checkpoints{}", "1", "0"),
