@@ -38,6 +38,7 @@ _NETWORK: Final = frozenset({
     "smbfs", "wekafs",
 })  # fmt: skip
 _COPY_ON_WRITE: Final = frozenset({"bcachefs", "btrfs", "nilfs2", "zfs"})
+_IN_MEMORY: Final = frozenset({"ramfs", "tmpfs"})
 _MOUNTINFO: Final = "/proc/self/mountinfo"
 _log = logging.getLogger(__name__)
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
@@ -63,7 +64,7 @@ def file_system_of(path: str, mountinfo: str) -> tuple[str, str]:
 
 
 def check_local(path: str, mountinfo: str | None = None) -> None:
-    """Refuse a spool on a network file system; warn of one that copies on write.
+    """Refuse a spool on a network file system; warn of one in memory or that copies on write.
 
     Raises:
         UnusableError: *path* lies on one; the message names it.
@@ -82,6 +83,13 @@ def check_local(path: str, mountinfo: str | None = None) -> None:
             "where processes cannot share a database in WAL mode"
         )
         raise UnusableError(msg, subject=path, hint="name a local directory with --spool")
+    if kind in _IN_MEMORY:
+        _log.warning(
+            "spool-in-memory path=%s type=%s hint='what is staged is lost when the machine goes "
+            "down: name a directory on a disk'",
+            path,
+            kind,
+        )
     if kind in _COPY_ON_WRITE:
         # Each store to a mapped page needs new space there: without any it is a SIGBUS.
         _log.warning(
