@@ -58,6 +58,51 @@ def test_what_is_left_is_told_and_finished_by_the_next_start(machine: Machine, s
     assert (service.store / "run1/step-1/begun.bin").exists()
 
 
+def test_a_stop_gets_the_time_that_its_configuration_says(machine: Machine, service: Service):
+    """However short the unit's own limit is."""
+    service.install(FAST)
+    drop_in = machine.path(f"/etc/systemd/system/{service.unit}.d/50-short.conf")
+    drop_in.write_text("[Service]\nTimeoutStopSec=3s\n")
+    machine.ok("systemctl", "daemon-reload")
+    service.start()
+    path = f"{service.mnt}/run1/step-1"
+    trainer = machine.start("python3", "-c", TRAINER, path, CKPTGATE_RUN_ID="job")
+    assert trainer.stdout is not None
+    assert trainer.stdout.readline().strip() == "saving"
+    machine.ok("systemctl", "stop", "--no-block", service.unit)
+    machine.run("sleep", "8")
+    machine.ok("pkill", "-TERM", "-f", "begun.bin")
+    _, err = trainer.communicate(timeout=60)
+    assert trainer.returncode == 0, err
+    machine.until("its end", lambda: "ended" in service.journal())
+    assert "ended success exited 0" in service.journal()
+    assert (service.store / "run1/step-1/last.bin").exists()
+
+
+def test_a_stop_waits_for_no_store_that_is_away(machine: Machine, service: Service):
+    """I11: what is staged is there at the next start."""
+    service.install(FAST)
+    service.start()
+    service.save("step-1")
+    away = service.store.with_name("elsewhere")
+    service.store.rename(away)
+    path = f"{service.mnt}/run1/step-2"
+    machine.ok("sh", "-c", f"mkdir {path} && echo 2 > {path}/w.bin")
+    machine.ckptgate("commit", path, "--all")
+    machine.until(
+        "the outage", lambda: "the store is away" in service.show("StatusText"), timeout_s=90
+    )
+    # Far less than its 60 s; else this would end by its own limit.
+    machine.ok("systemctl", "stop", service.unit, timeout=45)
+    assert f"ended success exited {int(ExitCode.PENDING)}" in service.journal()
+    assert "left name=run1/step-2" in service.journal()
+    away.rename(service.store)
+    service.start()
+    done = machine.ckptgate("wait", path, "--timeout", "60")
+    assert done.returncode == 0, done.stderr
+    assert (service.store / "run1/step-2/w.bin").exists()
+
+
 def failed(service: Service, code: ExitCode) -> str:
     """A start that must fail with *code*; its journal."""
     service.machine.run("systemctl", "start", service.unit)

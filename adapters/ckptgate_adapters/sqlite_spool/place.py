@@ -85,7 +85,7 @@ def check_local(path: str, mountinfo: str | None = None) -> None:
         raise UnusableError(msg, subject=path, hint="name a local directory with --spool")
     if kind in _IN_MEMORY:
         _log.warning(
-            "spool-in-memory path=%s type=%s hint='what is staged is lost when the machine goes "
+            "spool-in-memory path=%r type=%s hint='what is staged is lost when the machine goes "
             "down: name a directory on a disk'",
             path,
             kind,

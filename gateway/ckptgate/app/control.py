@@ -17,7 +17,7 @@ from ckptgate.engine.run_state import run_state
 from ckptgate.errors import MissingError, RefusedError, UsageError
 from ckptgate.model.states import UNDECIDED, AttemptState
 from ckptgate.ports.explicit import record_explicit_commit
-from ckptgate.ports.rows import STOP_META, StopNotice
+from ckptgate.ports.rows import CONTACT_META, STOP_META, Contact, StopNotice
 from ckptgate.ports.spool import AttemptRow, PendingKind
 from ckptgate_adapters.channels import DatagramWaker
 from ckptgate_adapters.proc_identity import ProcIdentity
@@ -89,15 +89,19 @@ class Control:
 
     def is_moving(self) -> bool:
         """Whether waiting can help before the unmount: a save may still be going on, too."""
-        if self.is_decidable():
+        parts, is_away = self._parts, self.is_away()
+        if self.is_decidable() and not is_away:
             return True
-        parts = self._parts
         quiet_s = parts.config.commit.quiescence_s + _SOON_S
         for row in parts.spool.attempts(states=(AttemptState.OPEN,)):
             silent_s = (parts.clock.now_ns() - max(row.write_ns, row.created_ns)) / 1e9
-            if silent_s < quiet_s or self._is_written(row):
+            if (silent_s < quiet_s and not is_away) or self._is_written(row):
                 return True
         return False
+
+    def is_away(self) -> bool:
+        """Whether the store is known not to answer."""
+        return bool(Contact.parse(self._parts.spool.get_meta(CONTACT_META)).away_ns)
 
     def _is_written(self, row: AttemptRow) -> bool:
         """Whether a process that writes it lives."""
@@ -223,6 +227,7 @@ class Control:
         return {
             "left": self.left(),
             "is_moving": self.is_moving(),
+            "is_away": self.is_away(),
             "timeout_s": self.drain_timeout_s,
         }
 

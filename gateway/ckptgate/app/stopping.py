@@ -44,6 +44,7 @@ class Stopping:
         self._deadline: float | None = None
         self._looked_at = 0.0
         self._is_cut = False
+        self._is_away = False
         self._is_unmounted = False
         self._publisher_s: float | None = None
 
@@ -90,6 +91,7 @@ class Stopping:
             # It is being started again, or waits for the store.
             return False
         left: list[dict[str, Any]] = answer["left"]
+        self._is_away = bool(answer["is_away"])
         names = ", ".join(sorted({named(row) for row in left})[:_NAMES_SHOWN])
         self._tell(f"finishing {names}" if left else "everything is in the store", self._left_s())
         return not (left and answer["is_moving"])
@@ -101,7 +103,8 @@ class Stopping:
 
     def unmount(self) -> None:
         """Unmount; the mount process ends by it, and then everything else."""
-        rest_s = _LAST_S if self._is_cut else max(self._left_s(), _LAST_S)
+        is_vain = self._is_cut or self._is_away
+        rest_s = _LAST_S if is_vain else max(self._left_s(), _LAST_S)
         self._publisher_s = rest_s
         self._ask({"op": "drain", "timeout_s": rest_s})
         self._tell("unmounting", rest_s)

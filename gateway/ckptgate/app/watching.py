@@ -37,6 +37,7 @@ _SILENT_SHARE: Final = 0.5
 _STORE_WAIT_S: Final = 60.0
 """A start waits that long for a store that is away; the unit gives it 100 s."""
 _STORE_PAUSE_S: Final = 2.0
+_PROBE_S: Final = 600.0
 _UNITS: Final = ("B", "KiB", "MiB", "GiB")
 
 _Process: TypeAlias = subprocess.Popen[bytes]
@@ -50,6 +51,8 @@ def probe_patiently(config: Config) -> None:
     """
     deadline = time.monotonic() + _STORE_WAIT_S
     while True:
+        # One look alone may take its time, where the store answers nothing at all.
+        notify(f"EXTEND_TIMEOUT_USEC={int(_PROBE_S * 1e6)}")
         try:
             probe_store(config)
         except (UnusableError, TransientStoreError) as exc:

@@ -260,7 +260,7 @@ def test_a_spool_in_memory_is_warned_of(caplog):
     """I11: acknowledged bytes would not survive a reboot."""
     caplog.set_level("WARNING")
     check_local("/data/spool", "22 1 8:1 / /data rw - tmpfs tmpfs rw\n")
-    assert "spool-in-memory path=/data/spool type=tmpfs" in caplog.text
+    assert "spool-in-memory path='/data/spool' type=tmpfs" in caplog.text
     caplog.clear()
     check_local("/data/spool", "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n")
     assert not caplog.records
