@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from tests.systemd.conftest import FAST, TRAINER, Service
 from tests.systemd.machine import Machine
@@ -79,5 +81,5 @@ def test_a_stop_lets_a_trainer_finish_and_publishes_it(machine: Machine, service
     assert (trainer.returncode, out.strip()) == (0, "30"), err  # EROFS: no other one is begun
     machine.until("its end", lambda: "ended" in service.journal())
     assert (service.store / "run1/step-2/last.bin").read_bytes() == b"l" * 100
-    assert "checkpoint-refused path='run1/step-9'" in service.journal()
+    assert re.search("checkpoint-refused path=.*run1/step-9", service.journal())
     assert "ended success exited 0" in service.journal()
