@@ -28,6 +28,7 @@ SUBJECTS = (
     "memory",
     "idle",
     "seeing",
+    "restart",
     "s3_upload",
     "s3_restore",
     "s3_requests",

@@ -76,7 +76,7 @@ class Machine:
 
 
 def _serve(config: Config) -> None:
-    os._exit(run_publisher(config))
+    os._exit(run_publisher(config, is_kept=False))
 
 
 def real_cluster(tmp: Path, store: Store) -> Cluster:

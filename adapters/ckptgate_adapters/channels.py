@@ -32,6 +32,8 @@ __all__ = [
     "DatagramReceiver",
     "DatagramWaker",
     "RemoteError",
+    "address_in",
+    "bind_in",
     "control_call",
     "error_reply",
 ]
@@ -46,8 +48,8 @@ _MAX_REPLY_BYTES: Final = 256 << 20
 
 
 @contextlib.contextmanager
-def _address(directory: str, name: str) -> Generator[str]:
-    """A short address of the socket *name* in *directory*."""
+def address_in(directory: str, name: str) -> Generator[str]:
+    """A short address of the socket *name* in *directory*; raises OSError if that is missing."""
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{fd}/{name}"
@@ -55,11 +57,12 @@ def _address(directory: str, name: str) -> Generator[str]:
         os.close(fd)
 
 
-def _bind(kind: socket.SocketKind, directory: str, name: str) -> socket.socket:
+def bind_in(kind: socket.SocketKind, directory: str, name: str) -> socket.socket:
+    """A new socket *name* in *directory*, in the place of an old one; for its owner alone."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(directory, name))
     sock = socket.socket(socket.AF_UNIX, kind)
-    with _address(directory, name) as address:
+    with address_in(directory, name) as address:
         sock.bind(address)
     os.chmod(os.path.join(directory, name), 0o600)
     return sock
@@ -80,7 +83,7 @@ class _DatagramSender:
         self._sock.setblocking(False)
 
     def send(self, data: bytes) -> None:
-        with contextlib.suppress(OSError), _address(self._directory, self._name) as address:
+        with contextlib.suppress(OSError), address_in(self._directory, self._name) as address:
             self._sock.sendto(data, address)
 
 
@@ -117,7 +120,7 @@ class DatagramReceiver:
     """The receiving end of either datagram socket."""
 
     def __init__(self, spool_path: str, name: str) -> None:
-        self._sock = _bind(socket.SOCK_DGRAM, spool_path, name)
+        self._sock = bind_in(socket.SOCK_DGRAM, spool_path, name)
         self._armed = MappedNumber(_armed_path(spool_path, name))
         self._armed.set(1)
 
@@ -175,7 +178,7 @@ def control_call(spool_path: str, request: dict[str, Any], *, timeout_s: float =
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(timeout_s)
-            with _address(spool_path, CONTROL_SOCKET) as address:
+            with address_in(spool_path, CONTROL_SOCKET) as address:
                 sock.connect(address)
             sock.sendall(json.dumps(request).encode() + b"\n")
             with sock.makefile("rb") as stream:
@@ -199,7 +202,7 @@ class ControlServer:
 
     def __init__(self, spool_path: str, answer: Callable[[dict[str, Any]], Any]) -> None:
         self._answer = answer
-        self._sock = _bind(socket.SOCK_STREAM, spool_path, CONTROL_SOCKET)
+        self._sock = bind_in(socket.SOCK_STREAM, spool_path, CONTROL_SOCKET)
         self._sock.listen(16)
         self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
 

@@ -145,9 +145,33 @@ class Gateway:
                     os.waitpid(-1, os.WNOHANG)
                 time.sleep(0.05)
             if info.is_alive:
-                os.kill(info.pid, signal.SIGKILL)
+                kill_daemon(self.spool)
         with contextlib.suppress(CkptError, OSError):
             unmount(str(self.mnt), lazy=True)
+
+
+def users_of(spool: Path, *locks: str) -> list[int]:
+    """Pids of the processes that have one of these locks of a spool open; a keeper comes first."""
+    wanted = {str(spool / name) for name in locks}
+    found: list[tuple[bool, int]] = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            fds = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+            if wanted.intersection(fds):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes()
+                found.append((b"/keeper.py" not in words, int(pid)))
+    return [pid for _, pid in sorted(found)]
+
+
+def kill_daemon(spool: Path, *, with_children: bool = True) -> None:
+    """kill -9 of everything that runs a spool, and of who would start it again."""
+    locks = ["lock", *(["mount.lock", "publisher.lock"] if with_children else [])]
+    while pids := users_of(spool, *locks):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)
 
 
 class Cluster:

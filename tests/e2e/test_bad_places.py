@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.e2e.harness import Gateway, cli, cluster, job, start_job, until
+from tests.e2e.harness import Gateway, cli, cluster, job, kill_daemon, start_job, until
 from tests.e2e.test_mount import SAVE
 
 pytestmark = [pytest.mark.fuse]
@@ -139,12 +138,12 @@ def test_commands_wait_for_a_publisher_that_is_being_started_again(tmp_path: Pat
 
 
 def test_after_a_dead_supervisor_the_next_mount_goes_on(tmp_path: Path):
-    """I10, I11: kill -9 of the supervisor ends the mount; the next one commits what was staged."""
+    """I10, I11: kill -9 of supervisor and keeper; the next mount commits what was staged."""
     with cluster(tmp_path) as c:
         (node,) = c.nodes
         assert job(SAVE, node.mnt / "step-1", "0", "2").returncode == 0
         info = node.info()
-        os.kill(info.pid, signal.SIGKILL)
+        kill_daemon(node.spool)
         until("its end", lambda: not info.is_alive)
         again = ("mount", c.store, node.mnt, "--spool", node.spool, "--config", node.config)
         until("a new mount", lambda: cli(*again).returncode == 0)
@@ -192,18 +191,13 @@ while True:
 
 @pytest.mark.parametrize("victims", ["supervisor", "all"])
 def test_a_busy_mount_whose_daemon_is_killed_does_not_hang(tmp_path: Path, victims: str):
-    """I10, I11: kill -9 in the middle of many saves; the next mount goes on, nothing hangs."""
+    """I10, I11: kill -9 amid many saves, keeper included; nothing hangs, the next mount goes on."""
     with cluster(tmp_path) as c, contextlib.ExitStack() as jobs:
         (node,) = c.nodes
         for number in range(3):
             jobs.enter_context(contextlib.closing(_Running(BUSY, node.mnt, str(number))))
         until("some commits", lambda: len(c.committed("r")) > 3)
-        info = node.info()
-        children = [] if victims == "supervisor" else [node.child("mount"), node.child("publisher")]
-        os.kill(info.pid, signal.SIGKILL)
-        for pid in children:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill_daemon(node.spool, with_children=victims == "all")
         again = ("mount", c.store, node.mnt, "--spool", node.spool, "--config", node.config)
         until("a new mount", lambda: cli(*again, timeout=30).returncode == 0, 60)
         before = len(c.committed("r"))
@@ -213,10 +207,7 @@ def test_a_busy_mount_whose_daemon_is_killed_does_not_hang(tmp_path: Path, victi
 def test_umount_removes_a_mount_whose_daemon_is_dead(tmp_path: Path):
     with cluster(tmp_path) as c:
         (node,) = c.nodes
-        pids = [node.info().pid, node.child("mount"), node.child("publisher")]
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        until("its end", lambda: not os.path.exists(f"/proc/{pids[0]}/fd/0"))
+        kill_daemon(node.spool)
         done = cli("umount", node.mnt, timeout=30)
         assert done.returncode in {2, 4}, done.stderr
         assert not os.path.ismount(node.mnt)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.harness import FAST, Cluster, Gateway, cli, cluster, job, tree, until
+from tests.e2e.harness import FAST, Cluster, Gateway, cli, cluster, job, kill_daemon, tree, until
 
 SIZE = 4 << 20
 SAVE = """
@@ -139,8 +139,7 @@ def test_what_a_killed_gateway_left_goes_at_the_next_mount(made: Cluster) -> Non
     save(node, "step-1")
     stray = node.spool / "data/00/99999744"
     stray.write_bytes(b"x" * 100_000)
-    os.kill(node.info().pid, 9)
-    until("the daemon is dead", lambda: _is_dead(node))
+    kill_daemon(node.spool)
     node.start()
     assert not stray.exists()
     assert cli("verify", node.mnt / "run/step-1").returncode == 0
@@ -200,11 +199,3 @@ def _limited(base: Path, other: Path, config: str) -> Iterator[Cluster]:
     finally:
         print(made.logs())
         made.nodes[0].destroy()
-
-
-def _is_dead(node: Gateway) -> bool:
-    try:
-        node.info()
-    except AssertionError:
-        return True
-    return False

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.buckets import BucketCluster, bucket_cluster
-from tests.e2e.harness import Cluster, cluster, job, start_job, tree, until
+from tests.e2e.harness import Cluster, cluster, job, kill_daemon, start_job, tree, until
 from tests.s3.servers import Bucket
 
 pytestmark = [pytest.mark.fuse]
@@ -299,11 +298,7 @@ def test_a_node_that_was_killed_goes_on_at_its_next_mount(made: Made):
         (one.mnt / "run").mkdir()
         until("the run on the other node", lambda: (two.mnt / "run").is_dir())
         assert job(SAVE, one.mnt / "run/step-1", "0", "2").returncode == 0
-        info = one.info()
-        for pid in (info.pid, one.child("mount"), one.child("publisher")):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        until("its end", lambda: not info.is_alive)
+        kill_daemon(one.spool)
         assert job(SAVE, two.mnt / "run/step-1", "1", "2").returncode == 0
         until("a new mount", lambda: one.mount().returncode == 0)
         until("the commit", lambda: c.pointer("run/latest"), 60)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
-import signal
 import subprocess
 from pathlib import Path
 
 import pytest
-from tests.e2e.harness import Gateway, cli, cluster, job, start_job, tree, until
+from tests.e2e.harness import Gateway, cli, cluster, job, kill_daemon, start_job, tree, until
 
 pytestmark = [pytest.mark.fuse]
 
@@ -145,9 +144,7 @@ def test_a_path_that_no_daemon_serves_is_told_from_one_with_another_name(tmp_pat
         assert done.returncode == 4
         assert f"is a store, mounted on {node.mnt}" in done.stderr
         assert f"name {node.mnt}\n" in done.stderr
-        info = node.info()
-        os.kill(info.pid, signal.SIGKILL)
-        until("its end", lambda: not info.is_alive)
+        kill_daemon(node.spool)
         for word, path in (("status", run), ("ls", run), ("wait", run / "step-1")):
             done = cli(word, path)
             assert done.returncode == 4, word

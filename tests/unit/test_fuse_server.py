@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import json
 import os
 import socket
 import struct
@@ -15,7 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from ckptgate.errors import TransientStoreError, UnusableError, WouldBlockError
+from ckptgate.errors import (
+    FormatVersionError,
+    TransientStoreError,
+    UnusableError,
+    WouldBlockError,
+)
 from ckptgate.ports.spool import NodeKind
 from ckptgate.vfs.interface import Attr, Caller, DirEntry, Entry, Opened
 from ckptgate_adapters.fuse import FuseServer, FuseSession, wire
@@ -136,7 +142,8 @@ class Device:
         self.fs = fs
         self.session = session
         self.server = FuseServer(fs, session, patience_s=0.2)  # type: ignore[arg-type]
-        self.thread = threading.Thread(target=self.server.serve)
+        self.outcome: list[bool] = []
+        self.thread = threading.Thread(target=lambda: self.outcome.append(self.server.serve()))
         self.thread.start()
 
     def send(self, opcode: int, body: bytes = b"", *, unique: int = 2, node: int = 1) -> None:
@@ -195,6 +202,64 @@ def test_a_kernel_that_is_too_old_is_refused(tmp_path: Path) -> None:
         session.accept(struct.pack("<IIII", 7, 23, 0, 0), passthrough=True)
     with pytest.raises(UnusableError, match="not valid"):
         FuseSession.from_state(0, b"{")
+
+
+def test_the_state_of_another_release_is_refused_by_its_version(device: Device) -> None:
+    """I13: whatever else it says."""
+    device.ask(Opcode.INIT, INIT_BODY)
+    state = json.loads(device.session.state())
+    for other in ({**state, "version": 2}, {"version": 2, "everything": "is new"}):
+        with pytest.raises(FormatVersionError, match="version 2, not 1"):
+            FuseSession.from_state(0, json.dumps(other).encode())
+    with pytest.raises(UnusableError, match="not valid"):
+        FuseSession.from_state(0, json.dumps({**state, "more": 1}).encode())
+
+
+def without_resend(device: Device) -> FuseSession:
+    """Begin the session as on a kernel that sends nothing again; what a successor gets of it."""
+    fields = list(struct.unpack_from("<IIIIII", INIT_BODY))
+    fields[4] &= ~(InitFlag.HAS_RESEND >> 32)
+    device.ask(Opcode.INIT, struct.pack("<IIIIII", *fields) + bytes(40))
+    return FuseSession.resume(device.session.fd, device.session.state_path or "")
+
+
+def test_where_nothing_is_sent_again_a_successor_of_a_killed_server_refuses(
+    device: Device,
+) -> None:
+    """I10: whoever waits for what is lost would wait for ever."""
+    session = without_resend(device)
+    assert not session.is_settled
+    server = FuseServer(device.fs, session)  # type: ignore[arg-type]
+    with pytest.raises(UnusableError, match="is lost"):
+        server.serve()
+
+
+def test_where_nothing_is_sent_again_a_server_answers_all_before_it_ends(device: Device) -> None:
+    """I10: it waits for what it is at, and its successor goes on."""
+    without_resend(device)
+    device.send(Opcode.LOOKUP, b"wait\0", unique=60)
+    assert device.fs.begun.acquire(timeout=10)
+    device.server.stop()
+    device.thread.join(0.5)
+    assert device.thread.is_alive()
+    device.fs.gate.set()
+    assert device.receive()[1] == 60
+    device.thread.join(10)
+    assert FuseSession.resume(0, device.session.state_path or "").is_settled
+
+
+def test_a_server_that_is_stopped_does_not_wait_for_what_is_sent_again(device: Device) -> None:
+    """I10: its process then ends as if it were killed."""
+    device.ask(Opcode.INIT, INIT_BODY)
+    device.send(Opcode.LOOKUP, b"wait\0", unique=60)
+    assert device.fs.begun.acquire(timeout=10)
+    device.server.stop()
+    device.thread.join(10)
+    assert not device.thread.is_alive()
+    assert device.outcome == [False]
+    # Not before its thread is done, which would else write to what is opened next.
+    device.fs.gate.set()
+    assert device.receive()[1] == 60
 
 
 @pytest.mark.parametrize(

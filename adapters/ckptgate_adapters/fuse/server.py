@@ -6,6 +6,10 @@ has the spool's database; then the other reading thread leaves all changes to th
 one of their own: however many wait there, looks that have to ask the store go on.
 
 A handler's bug is EIO with a traceback in the log. Nothing a handler does ends the loop.
+
+A server may end before its session does, for a successor. What it has read and not answered then is
+sent again to that one; where the kernel doesn't do so, it is waited for, and if it is lost all the
+same (a kill), the successor refuses: whoever waits for it would wait for ever.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from ckptgate.errors import WouldBlockError
+from ckptgate.errors import UnusableError, WouldBlockError
 from ckptgate.ports.meters import NO_METERS, PASSTHROUGH, Meters
 from ckptgate.vfs.interface import FileSystem
 from ckptgate_adapters.fuse import channel, data, wire
@@ -38,6 +42,11 @@ _log = logging.getLogger(__name__)
 
 _ERRNO_END: Final = 512
 _DRAIN_S: Final = 5.0
+"""How long what is being done may go on after the session's end."""
+_STOP_S: Final = 0.25
+"""The same before a successor, which is sent it again."""
+_STOP_FOR_GOOD_S: Final = 60.0
+"""The same where it isn't sent again."""
 _NOTIFY_STOP_S: Final = 1.0
 _LONG_COPY_BYTES: Final = 128 << 10
 """From so many bytes on, another thread gains more than its waking costs."""
@@ -92,6 +101,7 @@ class FuseServer:
         self._changes = Pool(pool_threads, name="fuse-changes")
         self._notifier = Notifier(Relay(device))
         self._loop = Loop(device, self._serve_one)
+        self._is_stopped = False
 
     @property
     def passthrough_state(self) -> str:
@@ -115,51 +125,81 @@ class FuseServer:
 
     def stop(self) -> None:
         """Make `serve` return without unmounting; safe in a signal handler, may be repeated."""
+        self._is_stopped = True
         self._loop.stop()
 
-    def serve(self) -> None:
+    def serve(self) -> bool:
         """Serve until the session ends (unmounted, aborted) or `stop`; once per server.
+
+        Returns:
+            Whether all that was read was answered. If not, threads are still at work: the process
+            must end at once, without closing what they work with, or they would answer with errors.
 
         Raises:
             OSError: the device cannot be read.
+            UnusableError: a predecessor's requests are lost; the session must be ended.
         """
         session = self._context.session
         os.set_blocking(session.fd, False)
         self._notifier.start()
         if session.is_resumed:
             self._take_over()
+        is_settled = False
         try:
             self._loop.run()
         finally:
-            until = time.monotonic() + _DRAIN_S
-            for pool in (self._changes, self._looks):
-                if not pool.close(max(until - time.monotonic(), 0)):
-                    _log.warning("requests-unfinished")
-            self._notifier.stop(_NOTIFY_STOP_S)
+            is_settled = self._finish_requests()
+            if not self._is_stopped:
+                # Before a successor nobody waits: that process ends with this one by itself.
+                self._notifier.stop(_NOTIFY_STOP_S)
             self._backing.close()
+        return is_settled
+
+    def _finish_requests(self) -> bool:
+        """Whether all that was read is answered now."""
+        negotiated = self._context.session.negotiated
+        has_resend = negotiated is None or negotiated.has_resend
+        limit_s = (_STOP_S if has_resend else _STOP_FOR_GOOD_S) if self._is_stopped else _DRAIN_S
+        until = time.monotonic() + limit_s
+        pools = (self._changes, self._looks)
+        closed = [pool.close(max(until - time.monotonic(), 0)) for pool in pools]
+        is_settled = all(closed)
+        if not is_settled:
+            _log.warning("requests-unfinished")
+        elif not has_resend:
+            self._context.session.settle(is_settled=True)
+        return is_settled
 
     def _on_init(self) -> None:
         negotiated = self._context.session.negotiated
         if negotiated is None:
             return
+        if not negotiated.has_resend:
+            self._context.session.settle(is_settled=False)
         if negotiated.has_passthrough and self._context.passthrough:
             self._backing.enable()
         _log.info("session-begins fuse=7.%d passthrough=%s", negotiated.minor, self._backing.state)
 
     def _take_over(self) -> None:
-        """Go on where a dead server stopped, and have the kernel send again what it had read."""
+        """Go on where another server stopped, and have the kernel send again what it had read."""
+        session = self._context.session
+        has_resend = session.negotiated is None or session.negotiated.has_resend
+        if not has_resend and not session.is_settled:
+            msg = "what a dead server had read is lost: the kernel doesn't send it again"
+            raise UnusableError(msg, hint="Linux 6.9 or newer does")
         if self._must_distrust:
             self._backing.distrust()
         else:
             self._on_init()
         self._backing.finish_closes()
-        session = self._context.session
+        if not has_resend:
+            return
         try:
             channel.send_notification(session.fd, wire.notification(Notify.RESEND))
         except OSError as exc:
             if exc.errno == errno.ENODEV:
                 return
-            _log.warning("resend-refused reason=%s hint='needs Linux 6.9 or newer'", exc)
+            _log.warning("resend-refused reason=%s", exc)
 
     def _serve_one(self, buffers: Buffers, size: int, is_alone: bool) -> None:
         began_s = time.monotonic()
@@ -177,7 +217,7 @@ class FuseServer:
         else:
             self._execute(request)
             if opcode == Opcode.DESTROY:
-                self.stop()
+                self._loop.stop()
 
     def _copy(self, buffers: Buffers, size: int) -> bool:
         """Serve a plain READ or WRITE; False if it isn't one."""

@@ -3,6 +3,9 @@
 Owns the rule that a session outlives the process that serves it: before the INIT reply is sent the
 agreement lies in the state file (where there is one), so that whoever holds the descriptor can
 start another server at any moment. One server at a time; `accept` is called by one protocol thread.
+
+A server of another release reads that file, too: its version is told apart first, and what isn't
+this release's is refused before anything of the session is touched.
 """
 
 from __future__ import annotations
@@ -15,12 +18,12 @@ from typing import Final
 
 import msgspec
 
-from ckptgate.errors import UnusableError
+from ckptgate.errors import FormatVersionError, UnusableError
 from ckptgate_adapters.fuse import wire
 from ckptgate_adapters.fuse.channel import MountOptions, mount
 from ckptgate_adapters.fuse.wire import InitFlag
 
-__all__ = ["FuseSession", "Negotiated"]
+__all__ = ["STATE_VERSION", "FuseSession", "Negotiated"]
 
 MAX_IO_BYTES: Final = 1 << 20
 _PAGE_BYTES: Final = os.sysconf("SC_PAGESIZE")
@@ -28,6 +31,8 @@ _BACKGROUND_MAX: Final = 64
 _CONGESTION: Final = 48
 _TAG_BITS: Final = 15
 _UNIQUE_BITS: Final = 48
+STATE_VERSION: Final = 1
+"""Of the state file and of the list of open files beside it."""
 
 _WANTED: Final = (
     InitFlag.ASYNC_READ
@@ -70,9 +75,17 @@ class Negotiated(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return bool(self.flags & InitFlag.HAS_RESEND)
 
 
+class _Version(msgspec.Struct, frozen=True, kw_only=True):
+    """What every release's state says."""
+
+    version: int
+
+
 class _State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The session as a successor gets it."""
 
+    version: int
+    is_settled: bool
     tag: int
     max_stack_depth: int
     state_path: str
@@ -88,6 +101,7 @@ class FuseSession:
             session ends with its process.
         tag: a number that tells this session's request ids from another's.
         is_resumed: another process served it before; requests may come again.
+        is_settled: no request was read that isn't answered (said by a server that ends in order).
         negotiated: None until INIT.
     """
 
@@ -98,6 +112,7 @@ class FuseSession:
         self.tag = secrets.randbits(_TAG_BITS)
         self.max_stack_depth = max_stack_depth
         self.is_resumed = False
+        self.is_settled = True
         self.negotiated: Negotiated | None = None
         if state_path is not None:
             for path in (state_path, f"{state_path}.opens"):
@@ -127,9 +142,14 @@ class FuseSession:
             state: what `state()` gave there last (or the content of its state file).
 
         Raises:
+            FormatVersionError: another release wrote it, which this one can't go on from.
             UnusableError: *state* is not a session's state.
         """
         try:
+            version = msgspec.json.decode(state, type=_Version).version
+            if version != STATE_VERSION:
+                msg = f"the fuse session's state has version {version}, not {STATE_VERSION}"
+                raise FormatVersionError(msg, hint="unmount, and mount with this release")
             known = msgspec.json.decode(state, type=_State)
         except msgspec.MsgspecError as exc:
             msg = f"state of a fuse session is not valid: {exc}"
@@ -139,6 +159,7 @@ class FuseSession:
         session.tag = known.tag
         session.negotiated = known.negotiated
         session.is_resumed = True
+        session.is_settled = known.is_settled
         return session
 
     @classmethod
@@ -160,12 +181,24 @@ class FuseSession:
         """The session for `from_state`."""
         return msgspec.json.encode(
             _State(
+                version=STATE_VERSION,
+                is_settled=self.is_settled,
                 tag=self.tag,
                 max_stack_depth=self.max_stack_depth,
                 state_path=self.state_path or "",
                 negotiated=self.negotiated,
             )
         )
+
+    def settle(self, *, is_settled: bool) -> None:
+        """Note whether every request that was read is answered.
+
+        Only a kernel that doesn't send requests again makes it matter: what was read by a server
+        that died then is answered by nobody.
+        """
+        if self.is_settled != is_settled:
+            self.is_settled = is_settled
+            self._save()
 
     def request_id(self, unique: int) -> int:
         """An id of a request that is the same when it is sent again, and no other session's.

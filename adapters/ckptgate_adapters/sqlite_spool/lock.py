@@ -1,7 +1,8 @@
-"""Who runs a spool: one exclusive flock(2), and who has it.
+"""Who runs a spool, and which process does what in it: exclusive flock(2)s, and who has them.
 
-The lock belongs to the open file description: it ends when its holder dies, however it dies. With
-*is_inheritable* it lives until also the last child that got the descriptor is gone.
+A lock belongs to the open file description: it ends when its holder dies, however it dies. With
+*is_inheritable* it lives until also the last child that got the descriptor is gone. Whoever is
+given the descriptor by its holder has the same lock (`adopt`), so it passes over and is never free.
 
 Thread rule: one thread at a time.
 """
@@ -13,12 +14,14 @@ import fcntl
 import json
 import logging
 import os
+import signal
 import socket
+import time
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Final, cast
 
-from ckptgate.errors import BusyError
+from ckptgate.errors import BusyError, UnusableError
 from ckptgate_adapters.sqlite_spool.failures import from_os
 
 __all__ = ["LOCK_FILE", "SpoolLock"]
@@ -27,6 +30,9 @@ _log = logging.getLogger(__name__)
 
 LOCK_FILE: Final = "lock"
 _HOLDER_BYTES_MAX: Final = 4096
+_LOOK_S: Final = 0.002
+_KILLED_S: Final = 30.0
+"""How long a killed holder may take to be gone: the kernel may hold it in a call on a dead disk."""
 
 
 class SpoolLock:
@@ -35,11 +41,19 @@ class SpoolLock:
     Args:
         path: the spool's directory.
         mountpoint: where its holder mounts it, told to whoever comes second.
+        name: of the lock's file: the spool's own, or that of one process's work in it.
         is_inheritable: children that are started with the descriptor `fd` hold the lock, too.
     """
 
-    def __init__(self, path: str, *, mountpoint: str = "", is_inheritable: bool = False) -> None:
-        self._path: Final = os.path.join(path, LOCK_FILE)
+    def __init__(
+        self,
+        path: str,
+        *,
+        mountpoint: str = "",
+        name: str = LOCK_FILE,
+        is_inheritable: bool = False,
+    ) -> None:
+        self._path: Final = os.path.join(path, name)
         self._spool: Final = path
         self._mountpoint: Final = mountpoint
         self._is_inheritable: Final = is_inheritable
@@ -75,6 +89,78 @@ class SpoolLock:
             os.close(fd)
             raise from_os(exc, self._path, "lock the spool") from exc
         self._fd = fd
+
+    def adopt(self, fd: int) -> None:
+        """Have the lock that *fd* holds, which its present holder gave; it is closed in the end.
+
+        Nothing says yet that this process has it (`declare`).
+
+        Raises:
+            UnusableError: *fd* is no descriptor of this lock.
+            BusyError: it doesn't hold the lock, and another one does.
+        """
+        try:
+            there, given = os.stat(self._path), os.fstat(fd)
+            if (there.st_dev, there.st_ino) != (given.st_dev, given.st_ino):
+                msg = f"what was handed over is not the lock of the spool {self._spool}"
+                raise UnusableError(msg, subject=self._spool)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            raise self._busy() from exc
+        except UnusableError:
+            raise
+        except OSError as exc:
+            raise from_os(exc, self._path, "take the spool's lock over") from exc
+        self._fd = fd
+
+    def declare(self) -> None:
+        """Say that this process has the lock."""
+        self._write_holder(self._fd)
+
+    def acquire_from(self, number: signal.Signals, *, patience_s: float) -> None:
+        """Take the lock; whoever has it is told to end, and killed if it doesn't.
+
+        Args:
+            number: the signal that tells it.
+            patience_s: how long it may take.
+
+        Raises:
+            BusyError: even killed it doesn't go.
+            UnusableError, FullError: as `acquire`.
+        """
+        told, until = 0, 0.0
+        while True:
+            try:
+                self.acquire()
+            except BusyError:
+                pid = int((self.holder() or {}).get("pid", 0))
+                now = time.monotonic()
+                if pid and pid != told:
+                    told, until = pid, now + patience_s
+                    self._signal(pid, number)
+                elif told and now > until + _KILLED_S:
+                    raise
+                elif told and now > until:
+                    self._signal(pid, signal.SIGKILL)
+                time.sleep(_LOOK_S)
+            else:
+                return
+
+    def _signal(self, pid: int, number: signal.Signals) -> None:
+        """Signal the holder *pid*, and nobody who has its number after it."""
+        with contextlib.suppress(ProcessLookupError):
+            process = os.pidfd_open(pid)
+            try:
+                if (self.holder() or {}).get("pid") == pid:
+                    signal.pidfd_send_signal(process, number)
+            finally:
+                os.close(process)
+
+    def leave(self) -> None:
+        """Close it without an end of the lock, which another one has adopted."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
     def release(self) -> None:
         """Give the lock back. The file stays: removing it would let two hold 'the' lock."""

@@ -53,9 +53,9 @@ class Parts:
     meters: Meters
 
 
-def build_parts(config: Config, *, process: str) -> Parts:
-    """Open the store and the (existing) spool of a mount, for one of its processes."""
-    store = open_store(config.store, config.s3)
+def build_parts(config: Config, *, process: str, store: Store | None = None) -> Parts:
+    """Open the (existing) spool of a mount for one of its processes; and its store, but *store*."""
+    store = store or open_store(config.store, config.s3)
     spool = SqliteSpool.attach(config.spool)
     clock, ids = SystemClock(), SystemIds()
     member = spool.get_meta("member") or ""

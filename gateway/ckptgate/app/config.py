@@ -32,6 +32,8 @@ from ckptgate.model.layout import GATEWAY_DIR
 from ckptgate.ports.store import VerifyMode
 
 __all__ = [
+    "MAX_CONFIG_BYTES",
+    "SESSION_FILE",
     "SYSTEM_DIRECTORY",
     "Config",
     "ConfigFile",
@@ -39,16 +41,20 @@ __all__ = [
     "load_config_file",
     "make_config",
     "parse_config",
+    "parse_saved_config",
     "read_saved_config",
     "runtime_directory",
     "s3_options",
     "save_config",
+    "saved_form",
     "state_directory",
 ]
 
 MAX_CONFIG_BYTES: Final = 1 << 20
 CONFIG_FILE: Final = "config.json"
 """In the spool: what the running mount was configured with."""
+SESSION_FILE: Final = "session.state"
+"""In the spool: the kernel session that is mounted, for whoever takes it over."""
 _LOG_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 SYSTEM_DIRECTORY: Final = "/run/ckptgate"
 """Where root's running mounts are listed, for everybody to see."""
@@ -251,11 +257,16 @@ def make_config(
     return Config(**values)
 
 
+def saved_form(config: Config) -> bytes:
+    """The configuration for `parse_saved_config`."""
+    return msgspec.json.encode(config)
+
+
 def save_config(config: Config) -> None:
-    """Write it into its spool, for the mount's processes and for commands."""
+    """Write it into its spool, for commands and for who takes the mount over."""
     path = os.path.join(config.spool, CONFIG_FILE)
     with open(path + ".new", "wb") as stream:
-        stream.write(msgspec.json.encode(config))
+        stream.write(saved_form(config))
     os.replace(path + ".new", path)
 
 
@@ -268,7 +279,15 @@ def read_saved_config(spool: str) -> Config:
     """
     path = os.path.join(spool, CONFIG_FILE)
     with open(path, "rb") as stream:
-        data = stream.read(MAX_CONFIG_BYTES)
+        return parse_saved_config(stream.read(MAX_CONFIG_BYTES), path)
+
+
+def parse_saved_config(data: bytes, path: str) -> Config:
+    """The configuration that `saved_form` wrote, and *path* holds.
+
+    Raises:
+        ConfigError: another release wrote it.
+    """
     try:
         return msgspec.json.decode(data, type=Config)
     except msgspec.DecodeError as exc:

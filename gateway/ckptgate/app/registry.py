@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from ckptgate.app.config import SYSTEM_DIRECTORY, runtime_directory
-from ckptgate.errors import UnusableError
+from ckptgate.errors import CkptError, UnusableError
+from ckptgate_adapters.sqlite_spool import SpoolLock
 
-__all__ = ["MountInfo", "find_mount", "forget_mount", "list_mounts", "register_mount"]
+__all__ = ["MountInfo", "find_mount", "forget_mount", "list_mounts", "own_info", "register_mount"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +38,18 @@ class MountInfo:
 
     @property
     def is_alive(self) -> bool:
-        """Whether that very process runs."""
-        return process_start(self.pid) == self.start
+        """Whether that very process runs, or the mount is kept while there is a next one."""
+        return process_start(self.pid) == self.start or self._is_kept
+
+    @property
+    def _is_kept(self) -> bool:
+        """Whether the spool's lock is held for this mount."""
+        try:
+            holder = SpoolLock(self.spool).holder()
+        except CkptError:
+            # Another user's.
+            return False
+        return holder is not None and holder.get("mountpoint") == self.mountpoint
 
 
 def process_start(pid: int) -> int | None:
@@ -50,6 +61,13 @@ def process_start(pid: int) -> int | None:
         return None if fields[0] in {b"Z", b"X"} else int(fields[19])
     except (OSError, IndexError, ValueError):
         return None
+
+
+def own_info(*, mountpoint: str, store: str, spool: str) -> MountInfo:
+    """What announces a mount whose supervisor is this process."""
+    pid = os.getpid()
+    start = process_start(pid) or 0
+    return MountInfo(mountpoint=mountpoint, store=store, spool=spool, pid=pid, start=start)
 
 
 def _file(mountpoint: str) -> str:

@@ -53,6 +53,11 @@ class Stopping:
         """How long to wait for something to happen; None: as long as nothing does."""
         return None if self._deadline is None else _PAUSE_S
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the mount is about to end."""
+        return self._deadline is not None
+
     def signalled(self) -> None:
         """SIGTERM or SIGINT: begin; a second one cuts the waiting short."""
         if self._deadline is not None:

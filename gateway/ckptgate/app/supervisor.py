@@ -2,8 +2,12 @@
 
 It starts the mount and the publisher as children, starts them again when they die (the mount on the
 same kernel session, so that open files and blocked calls go on), and ends when the file system is
-unmounted. One thread; it never touches the mount itself, since a call into it could wait for a
-child that isn't running.
+unmounted. It may also go on where another supervisor was: one that has died (`keeping`), or one
+that lets itself be replaced (`succession`). Until its own mount process serves then, all belongs to
+the other one, and nothing is ended by its failure.
+
+One thread; it never touches the mount itself, since a call into it could wait for a child that
+isn't running.
 """
 
 from __future__ import annotations
@@ -14,119 +18,103 @@ import logging
 import os
 import selectors
 import signal
-import subprocess
-import sys
+import socket
 import time
-from collections.abc import Generator
+from collections.abc import Callable
 from typing import Final
 
 from ckptgate.app.addresses import store_url
-from ckptgate.app.config import Config, save_config
+from ckptgate.app.children import SUCCEED, Child, only_one
+from ckptgate.app.config import SESSION_FILE, Config, save_config
+from ckptgate.app.keeping import Held, KeeperProcess, Keeping, Nobody, ServiceManager
 from ckptgate.app.mountpoints import end_session, is_mounted, prepare_mountpoint
-from ckptgate.app.registry import MountInfo, forget_mount, process_start, register_mount
+from ckptgate.app.registry import forget_mount, own_info, register_mount
+from ckptgate.app.signals import stop_signals
+from ckptgate.app.spool_ends import begin_spool, end_spool
 from ckptgate.app.stopping import Stopping, is_all_stored
+from ckptgate.app.succession import Door, Predecessor, Successor
 from ckptgate.app.watching import Watching, probe_patiently
-from ckptgate.engine.events import EVENTS_FILE, Events
-from ckptgate.engine.hosts import note_host
-from ckptgate.engine.powerloss import begin_boot, end_clean
-from ckptgate.errors import CkptError, UnusableError
-from ckptgate.ports.rows import STOP_META
+from ckptgate.errors import BusyError, RefusedError, UnusableError
 from ckptgate_adapters.fuse.channel import MountOptions, mount
-from ckptgate_adapters.metrics.mapped import open_meters
 from ckptgate_adapters.sqlite_spool import SpoolLock, SqliteSpool
-from ckptgate_adapters.system_clock import SystemClock
+from ckptgate_adapters.systemd import has_manager
+from ckptgate_adapters.systemd.jobs import own_unit, pending_job
 
-__all__ = ["SESSION_FILE", "Supervisor"]
+__all__ = ["Supervisor"]
 
 _log = logging.getLogger(__name__)
 
-SESSION_FILE: Final = "session.state"
-_BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _RESTART_DELAY_S: Final = 0.2
-_RESTARTS_MAX: Final = 20
-_RESTART_WINDOW_S: Final = 60.0
-_READY_TIMEOUT_S: Final = 30.0
-
-
-def _boot_id() -> str:
-    """Of the running kernel; "" where there is none."""
-    try:
-        with open(_BOOT_ID, encoding="ascii") as stream:
-            return stream.read().strip()
-    except OSError:
-        return ""
-
-
-def _ignore(number: int, frame: object) -> None:
-    """A signal handler: the wake-up descriptor tells the loop."""
-    del number, frame
-
-
-class _Child:
-    """One of the two processes, started again when it dies."""
-
-    def __init__(self, name: str, config: Config, pass_fds: tuple[int, ...]) -> None:
-        self.name = name
-        self._config = config
-        self._pass_fds = pass_fds
-        self._starts: list[float] = []
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self, *arguments: str, extra_fds: tuple[int, ...] = ()) -> int:
-        """Start it; returns a pidfd that becomes readable when it ends."""
-        now = time.monotonic()
-        self._starts = [at for at in self._starts if now - at < _RESTART_WINDOW_S] + [now]
-        if self.is_worn_out:
-            msg = f"the {self.name} process died {_RESTARTS_MAX} times in {_RESTART_WINDOW_S:g} s"
-            raise UnusableError(msg, subject=self.name, hint="see <spool>/ckptgate.log")
-        command = [sys.executable, "-m", "ckptgate.app.child", self.name]
-        command += [self._config.spool, str(os.getpid())]
-        self.process = subprocess.Popen(
-            [*command, *arguments],
-            pass_fds=(*self._pass_fds, *extra_fds),
-            stdin=subprocess.DEVNULL,
-        )
-        return os.pidfd_open(self.process.pid)
-
-    @property
-    def is_worn_out(self) -> bool:
-        """Whether it died too often to be started once more."""
-        return len(self._starts) > _RESTARTS_MAX
-
-    def stop(self, timeout_s: float) -> None:
-        """SIGTERM, wait, and SIGKILL only if it doesn't end."""
-        if self.process is None or self.process.poll() is not None:
-            return
-        self.process.terminate()
-        try:
-            self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            _log.error("child-killed name=%s after_s=%g", self.name, timeout_s)
-            self.process.kill()
-            self.process.wait()
+_MOUNT_STOP_S: Final = 10.0
 
 
 class Supervisor:
-    """Runs one mount from its beginning to its end. Main thread only."""
+    """Runs one mount, from its beginning or from where another one was. Main thread only."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        held: Held | None = None,
+        predecessor: Predecessor | None = None,
+        is_background: bool = False,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            config: of the mount.
+            held: what there is of the mount that goes on; None for a new one.
+            predecessor: who lets it be replaced; then *held* is what it gave.
+            is_background: nobody else starts it again.
+        """
         self._config = config
+        self._held = held
+        self._predecessor = predecessor
         self._selector = selectors.DefaultSelector()
+        self._lock = SpoolLock(config.spool, mountpoint=config.mountpoint)
+        self._is_service = has_manager() and not is_background
+        self._keeping: Keeping = Nobody()
+        if self._is_service:
+            self._keeping = ServiceManager()
+        elif is_background:
+            self._keeping = KeeperProcess(config, held.keeper if held else None)
+        self._device = -1
+        self._server = Child("mount", config)
+        self._publisher = Child("publisher", config)
+        self._door: Door | None = None
+        self._successor: Successor | None = None
+        self._is_stop_due = False
         self._watching = Watching(config, self._selector)
         self._stopping = Stopping(config)
+        # Whether the mount goes on without this process: it isn't its own yet, or no more.
+        self._is_left = held is not None
 
     def run(self, ready_fd: int | None) -> bool:
         """Mount, announce readiness on *ready_fd*, and return after the unmount.
+
+        Or return where another one goes on with the mount.
 
         Args:
             ready_fd: None where nobody waits; else whoever does has just probed the store.
 
         Returns:
-            Whether everything is in the store.
+            Whether everything is in the store, or another one's to see to.
 
         Raises:
-            CkptError: it could not be mounted; nothing was left behind.
+            CkptError: it could not be mounted, or taken over; all is as it was.
         """
+        if self._held is None:
+            self._prepare(ready_fd)
+        with stop_signals() as signal_fd:
+            self._begin()
+            try:
+                self._supervise(signal_fd, ready_fd)
+            finally:
+                self._end()
+        return self._is_left or is_all_stored(self._config.spool)
+
+    def _prepare(self, ready_fd: int | None) -> None:
+        """What comes before a new mount."""
         config = self._config
         if ready_fd is None:
             probe_patiently(config)
@@ -136,151 +124,264 @@ class Supervisor:
             store_url=store_url(config.store, config.s3.endpoint_url),
             host=os.uname().nodename,
         ).close()
-        with SpoolLock(config.spool, mountpoint=config.mountpoint), self._signals() as signal_fd:
-            self._open_spool()
+
+    def _begin(self) -> None:
+        """Have the lock and the kernel session."""
+        config = self._config
+        if self._held is not None:
+            self._lock.adopt(self._held.lock)
+            self._device = self._held.device
+            return
+        self._lock.acquire()
+        try:
+            # What is left of a supervisor that was killed must not go on in this spool.
+            with only_one(config.spool, "mount"), only_one(config.spool, "publisher"):
+                begin_spool(config.spool)
             save_config(config)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(config.spool, SESSION_FILE))
-            device = mount(config.mountpoint, MountOptions(fsname=config.store))
-            try:
-                self._supervise(device, signal_fd, ready_fd)
-            finally:
-                forget_mount(config.mountpoint)
-                # Nobody serves it any more: while the device is open, a look at it waits for ever.
-                os.close(device)
-                if is_mounted(config.mountpoint):
-                    end_session(config.mountpoint)
-                self._close_spool()
-        return is_all_stored(config.spool)
+            self._device = mount(config.mountpoint, MountOptions(fsname=config.store))
+        except BaseException:
+            self._lock.release()
+            raise
 
-    def _open_spool(self) -> None:
-        """See to what a power loss or a crash left in the spool; nobody else has it open now."""
-        spool = SqliteSpool.attach(self._config.spool)
-        with contextlib.closing(spool):
-            path = os.path.join(self._config.spool, EVENTS_FILE)
-            meters = open_meters(self._config.spool, "supervisor")
-            events = Events(path, clock=SystemClock(), meters=meters)
-            note_host(spool, os.uname().nodename, events)
-            begin_boot(spool, _boot_id(), events)
-            spool.drop_meta(STOP_META)
-            spool.clear_handles()
-            spool.drop_orphans()
+    def _end(self) -> None:
+        """Give back what `_begin` took."""
+        if self._is_left:
+            self._lock.leave()
+            os.close(self._device)
+            return
+        mountpoint = self._config.mountpoint
+        self._keeping.end()
+        forget_mount(mountpoint)
+        # Nobody serves it any more: while the device is open, a look at it waits for ever.
+        os.close(self._device)
+        if is_mounted(mountpoint):
+            end_session(mountpoint)
+        end_spool(self._config.spool)
+        self._lock.release()
 
-    def _close_spool(self) -> None:
-        """Nobody uses it any more: have everything on disk, or leave it to the next start."""
+    def _supervise(self, signal_fd: int, ready_fd: int | None) -> None:
+        config = self._config
+        self._server = Child("mount", config, pass_fds=(self._device,))
+        self._publisher = Child("publisher", config)
+        is_new = not self._is_left
         try:
-            with contextlib.closing(SqliteSpool.attach(self._config.spool)) as spool:
-                end_clean(spool)
-        except (CkptError, OSError) as exc:
-            _log.warning("spool-not-synced spool=%s error=%s", self._config.spool, exc)
-
-    @contextlib.contextmanager
-    def _signals(self) -> Generator[int]:
-        """SIGTERM and SIGINT make the yielded descriptor readable."""
-        reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, _ignore)
-        try:
-            yield reader
-        finally:
-            signal.set_wakeup_fd(-1)
-            os.close(reader)
-            os.close(writer)
-
-    def _supervise(self, device: int, signal_fd: int, ready_fd: int | None) -> None:
-        publisher = _Child("publisher", self._config, ())
-        server = _Child("mount", self._config, (device,))
-        try:
-            self._selector.register(publisher.start(), selectors.EVENT_READ, publisher)
-            self._start_mount(server, device)
-            self._selector.register(signal_fd, selectors.EVENT_READ, None)
+            if is_new:
+                # Both take their time to start.
+                self._start_publisher()
+            self._start_mount()
+            self._become()
+            if not is_new:
+                self._start_publisher()
+            self._watch(signal_fd, lambda: self._on_signal(signal_fd))
             self._announce(ready_fd)
             self._watching.start()
-            while self._one_event(server, publisher, device):
+            while self._one_event():
                 pass
         finally:
             self._watching.stop()
-            server.stop(10)
-            publisher.stop(self._stopping.publisher_limit_s())
+            if not self._is_left:
+                self._stop_children()
 
-    def _start_mount(self, server: _Child, device: int) -> None:
+    def _stop_children(self) -> None:
+        if not self._server.stop(SUCCEED, _MOUNT_STOP_S):
+            _log.error("child-killed name=mount after_s=%g", _MOUNT_STOP_S)
+        limit_s = self._stopping.publisher_limit_s()
+        if not self._publisher.stop(signal.SIGTERM, limit_s):
+            _log.error("child-killed name=publisher after_s=%g", limit_s)
+
+    def _start_publisher(self) -> None:
+        """Start the publisher; nobody waits for it."""
+        is_kept = int(self._keeping.is_kept)
+        self._watch_child(self._publisher, self._publisher.start(str(is_kept)))
+
+    def _start_mount(self) -> None:
         """Start the mount process and wait until it serves.
 
         Raises:
             UnusableError: it didn't.
         """
-        reader, writer = os.pipe2(os.O_CLOEXEC)
-        try:
-            pidfd = server.start(str(device), str(writer), extra_fds=(writer,))
-        finally:
-            os.close(writer)
-        try:
-            with selectors.DefaultSelector() as selector:
-                selector.register(reader, selectors.EVENT_READ)
-                is_ready = selector.select(_READY_TIMEOUT_S) and os.read(reader, 1) == b"r"
-        finally:
-            os.close(reader)
-        if not is_ready:
-            os.close(pidfd)
-            server.stop(0)
-            msg = f"the mount process did not get ready on {self._config.mountpoint}"
-            hint = "see <spool>/ckptgate.log"
-            raise UnusableError(msg, subject=self._config.mountpoint, hint=hint)
-        self._selector.register(pidfd, selectors.EVENT_READ, server)
+        is_kept = int(self._keeping.is_kept)
+        pidfd = self._server.start_ready(str(self._device), str(is_kept))
+        self._watch_child(self._server, pidfd)
 
-    def _start_mount_again(self, server: _Child, device: int) -> None:
+    def _start_mount_again(self) -> None:
         """As `_start_mount`, but one that dies while it starts is started again, too."""
         while True:
             try:
-                self._start_mount(server, device)
+                self._start_mount()
             except UnusableError as exc:
-                if server.is_worn_out:
+                if self._server.is_worn_out:
                     raise
                 _log.error("mount-not-ready error=%s: starting it again", exc)
                 time.sleep(_RESTART_DELAY_S)
             else:
                 return
 
-    def _announce(self, ready_fd: int | None) -> None:
-        start = process_start(os.getpid())
-        info = MountInfo(
-            mountpoint=self._config.mountpoint,
-            store=self._config.store,
-            spool=self._config.spool,
-            pid=os.getpid(),
-            start=0 if start is None else start,
+    def _become(self) -> None:
+        """From now on the mount is this process's."""
+        config = self._config
+        self._keeping.begin(self._device, self._lock.fd)
+        self._watch_keeper()
+        self._lock.declare()
+        save_config(config)
+        register_mount(
+            own_info(mountpoint=config.mountpoint, store=config.store, spool=config.spool)
         )
-        register_mount(info)
-        _log.info("mounted store=%s mountpoint=%s", info.store, info.mountpoint)
+        self._is_left = False
+        if self._predecessor is not None:
+            self._predecessor.taken()
+            self._predecessor = None
+        self._open_door()
+
+    def _open_door(self) -> None:
+        """Let the next supervisor ask."""
+        if self._door is not None:
+            self._unwatch(self._door.fileno())
+            self._door.close()
+        self._door = door = Door(self._config.spool)
+        self._watch(door.fileno(), lambda: self._on_request(door))
+
+    def _announce(self, ready_fd: int | None) -> None:
+        config = self._config
+        what = "mounted" if self._held is None else "taken-over"
+        _log.info("%s store=%s mountpoint=%s", what, config.store, config.mountpoint)
         if ready_fd is not None:
             os.write(ready_fd, json.dumps({"ready": True}).encode() + b"\n")
             os.close(ready_fd)
 
-    def _one_event(self, server: _Child, publisher: _Child, device: int) -> bool:
-        """Handle what happened; False when the mount has ended."""
-        for key, _ in self._selector.select(self._stopping.pause_s):
-            if key.data is None:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(key.fd, 64)
-                self._stopping.signalled()
-                continue
+    def _watch(self, fd: int, act: Callable[[], bool]) -> None:
+        """Have *act* called when *fd* is readable; it says whether the mount goes on here."""
+        self._selector.register(fd, selectors.EVENT_READ, act)
+
+    def _unwatch(self, fd: int) -> None:
+        self._selector.unregister(fd)
+
+    def _watch_child(self, child: Child, pidfd: int) -> None:
+        self._watch(pidfd, lambda: self._on_end(child, pidfd))
+
+    def _watch_keeper(self) -> None:
+        connection = self._keeping.connection()
+        if connection is not None:
+            self._watch(connection.fileno(), lambda: self._on_keeper(connection))
+
+    def _one_event(self) -> bool:
+        """Handle what happened; False when the mount has ended, or goes on elsewhere."""
+        # One at a time: what is done about it may change what is watched.
+        for key, _ in self._selector.select(self._stopping.pause_s)[:1]:
             if key.data is self._watching:
-                self._watching.on_readable((server.process, publisher.process))
-                continue
-            child: _Child = key.data
-            self._selector.unregister(key.fd)
-            os.close(key.fd)
-            code = child.process.wait() if child.process else 0
-            if child is server and code == 0:
+                self._watching.on_readable((self._server.process, self._publisher.process))
+            elif not key.data():
                 return False
-            _log.error("child-died name=%s code=%s: starting it again", child.name, code)
-            time.sleep(_RESTART_DELAY_S)
-            if child is server:
-                self._start_mount_again(server, device)
-            else:
-                self._selector.register(publisher.start(), selectors.EVENT_READ, publisher)
         if self._stopping.is_due_to_unmount():
             self._watching.stop()
             self._stopping.unmount()
         return not self._stopping.is_over()
+
+    def _on_end(self, child: Child, pidfd: int) -> bool:
+        """A child has ended."""
+        self._unwatch(pidfd)
+        os.close(pidfd)
+        code = child.process.wait() if child.process else 0
+        if self._successor is not None:
+            # The successor's takes its place.
+            return True
+        return self._replace(child, code)
+
+    def _replace(self, child: Child, code: int) -> bool:
+        """Start a child again; False if the mount is over."""
+        if child is self._server and code == 0:
+            return False
+        _log.error("child-died name=%s code=%s: starting it again", child.name, code)
+        time.sleep(_RESTART_DELAY_S)
+        if child is self._server:
+            self._start_mount_again()
+        else:
+            self._start_publisher()
+        return True
+
+    def _on_keeper(self, connection: socket.socket) -> bool:
+        """The keeper has died."""
+        self._unwatch(connection.fileno())
+        _log.error("keeper-died: starting another one")
+        time.sleep(_RESTART_DELAY_S)
+        self._keeping.begin(self._device, self._lock.fd)
+        self._watch_keeper()
+        return True
+
+    def _on_request(self, door: Door) -> bool:
+        """Somebody wants to be the next supervisor."""
+        successor = door.let_in(self._give, self._config)
+        if successor is not None:
+            self._successor = successor
+            self._watch(successor.fileno(), lambda: self._on_successor(successor))
+        return True
+
+    def _give(self) -> Held:
+        """What a successor gets.
+
+        Raises:
+            RefusedError: somebody else starts this process, and would start it again.
+            BusyError: there is a successor already, or the mount is about to end.
+        """
+        mountpoint = self._config.mountpoint
+        if self._is_service:
+            msg = f"a service manager runs the mount {mountpoint}"
+            hint = f"systemctl restart {own_unit()[0] or 'its unit'}"
+            raise RefusedError(msg, subject=mountpoint, hint=hint)
+        if not self._keeping.is_kept:
+            msg = f"the mount {mountpoint} runs in the foreground: who started it would lose it"
+            hint = f"ckptgate umount {mountpoint}, and mount without --foreground"
+            raise RefusedError(msg, subject=mountpoint, hint=hint)
+        if self._successor is not None or self._stopping.has_begun:
+            what = "about to end" if self._stopping.has_begun else "being replaced already"
+            msg = f"the mount {mountpoint} is {what}"
+            raise BusyError(msg, subject=mountpoint, hint="ckptgate status")
+        return Held(device=self._device, lock=self._lock.fd, keeper=self._keeping.connection())
+
+    def _on_successor(self, successor: Successor) -> bool:
+        """It has taken over, or died."""
+        self._unwatch(successor.fileno())
+        if successor.has_taken():
+            _log.info("replaced mountpoint=%s", self._config.mountpoint)
+            self._is_left = True
+            if self._is_stop_due:
+                successor.stop()
+            return False
+        _log.error("replacement-failed mountpoint=%s: going on", self._config.mountpoint)
+        self._successor = None
+        # It may have died just before its last word.
+        self._unwatch_keeper()
+        self._become()
+        for child in (self._server, self._publisher):
+            code = child.code
+            if code is not None and not self._replace(child, code):
+                return False
+        if self._is_stop_due:
+            self._stopping.signalled()
+        return True
+
+    def _unwatch_keeper(self) -> None:
+        connection = self._keeping.connection()
+        if connection is not None:
+            with contextlib.suppress(KeyError):
+                self._unwatch(connection.fileno())
+
+    def _on_signal(self, signal_fd: int) -> bool:
+        """Finish what is under way, and stop; or leave the mount to who is started next."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(signal_fd, 64)
+        if self._successor is not None:
+            # Whoever has the mount then ends it.
+            self._is_stop_due = True
+            return True
+        if self._is_service and not self._stopping.has_begun:
+            job = pending_job()
+            # Where it can't be told, nothing is unmounted below processes that go on.
+            if job is None or job == "restart":
+                _log.info("left-for-restart mountpoint=%s job=%s", self._config.mountpoint, job)
+                self._is_left = True
+                return False
+        self._stopping.signalled()
+        return True

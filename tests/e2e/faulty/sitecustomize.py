@@ -1,17 +1,20 @@
-"""Faults in the mount's child processes: imported by their interpreter, as it is in PYTHONPATH.
+"""Faults in the mount's processes: imported by their interpreter, as it is in PYTHONPATH.
 
 What is to happen stands in the file that $FAULTS_OF_TEST names, one JSON object, which a test may
 replace at any time; nothing happens while there is none:
 
-    process   "mount" or "publisher": who counts
+    process   "mount" or "publisher"; "supervisor", the one that there is, or "successor", one that
+              is started later: who counts
     call      what is counted: of /dev/fuse "ask" (a read before it has a request), "read" (a
               request that was read), "write" (a reply), "ioctl"; "statement" that changes the
-              database; "store", a call that changes the store
+              database; "store", a call that changes the store; of any supervisor "step", whatever
+              it does with files, sockets and processes
     at        which of them, from 1
     kill      SIGKILL "before" or "after" it; with "both", of the other process too
     error     or this errno instead of it
 
-Each takes place once: the file is removed by it.
+Each takes place once: the file is removed by it. With $NO_RESEND_OF_TEST the mount is told nothing
+of the kernel's ability to send requests again.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import signal
 import sqlite3
 import struct
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -34,6 +38,7 @@ _PATH = os.environ.get("FAULTS_OF_TEST", "")
 class _Faults:
     def __init__(self, process: str) -> None:
         self.process = process
+        self._began_ns = time.time_ns()
         self._key = (0, 0)
         self._plan: dict[str, Any] = {}
         self._count = 0
@@ -53,13 +58,18 @@ class _Faults:
     def hit(self, name: str) -> dict[str, Any] | None:
         """Count a call; the plan if this is the one."""
         plan = self._load()
-        if plan.get("call") != name or plan.get("process") != self.process:
+        if plan.get("call") != name or plan.get("process") != self._is():
             return None
         self._count += 1
         if self._count != plan["at"]:
             return None
         os.unlink(_PATH)
         return plan
+
+    def _is(self) -> str:
+        if self.process != "supervisor":
+            return self.process
+        return "supervisor" if self._key[1] > self._began_ns else "successor"
 
     def around(self, name: str, call: Callable[[], Any]) -> Any:
         plan = self.hit(name)
@@ -149,16 +159,55 @@ def _store_calls(faults: _Faults) -> None:
         setattr(syscalls, name, wrap(getattr(syscalls, name)))
 
 
+_STEPS = ("os.", "socket.", "subprocess.", "fcntl.", "signal.", "open")
+_NO_STEPS = ("os.listdir", "os.scandir", "os.putenv", "os.unsetenv")
+
+
+def _steps(faults: _Faults) -> None:
+    is_within = False
+
+    def hook(event: str, words: tuple[Any, ...]) -> None:
+        nonlocal is_within
+        if is_within or not event.startswith(_STEPS) or event in _NO_STEPS:
+            return
+        if event == "open" and not (isinstance(words[2], int) and words[2] & os.O_ACCMODE):
+            # What is only read changes nothing, and Python's own modules are among it.
+            return
+        is_within = True
+        try:
+            if faults.hit("step") is not None:
+                os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            is_within = False
+
+    sys.addaudithook(hook)
+
+
+def _is_supervisor(words: list[str]) -> bool:
+    is_mounting = "ckptgate.app.cli" in words and "--foreground" in words
+    return is_mounting or "ckptgate.app.resume" in words
+
+
+def _without_resend() -> None:
+    from ckptgate_adapters.fuse import session, wire
+
+    session._WANTED &= ~wire.InitFlag.HAS_RESEND  # type: ignore[misc]
+
+
 def _begin() -> None:
     words = sys.orig_argv
+    if _PATH and _is_supervisor(words):
+        _steps(_Faults("supervisor"))
     if not _PATH or "ckptgate.app.child" not in words:
         return
+    if os.environ.get("NO_RESEND_OF_TEST"):
+        _without_resend()
     kind, *rest = words[words.index("ckptgate.app.child") + 1 :]
     faults = _Faults(kind)
     _statements(faults)
     _store_calls(faults)
     if kind == "mount":
-        _device_calls(faults, int(rest[2]))
+        _device_calls(faults, int(rest[3]))
 
 
 _begin()

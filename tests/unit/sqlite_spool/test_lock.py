@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import sys
 
 import pytest
 
@@ -60,3 +62,64 @@ def test_a_child_keeps_the_lock_only_if_it_is_inheritable(spool, is_inheritable)
         child.stdin.close()
         child.wait()
     assert SpoolLock(spool.path).holder() is None
+
+
+def test_a_lock_that_is_handed_over_is_never_free(spool, tmp_path):
+    """I2: the next holder has it before the present one is gone."""
+    first, second = SpoolLock(spool.path, mountpoint="/one"), SpoolLock(spool.path)
+    first.acquire()
+    second.adopt(os.dup(first.fd))
+    assert (SpoolLock(spool.path).holder() or {})["mountpoint"] == "/one"
+    second.declare()
+    assert (SpoolLock(spool.path).holder() or {})["mountpoint"] == ""
+    first.leave()
+    assert first.fd == -1
+    assert (SpoolLock(spool.path).holder() or {})["pid"] == os.getpid()
+    second.release()
+    assert SpoolLock(spool.path).holder() is None
+
+
+def test_only_the_lock_of_this_spool_can_be_adopted(spool, tmp_path):
+    with SpoolLock(spool.path):
+        pass
+    fd = os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT)
+    with pytest.raises(UnusableError, match="not the lock of the spool"):
+        SpoolLock(spool.path).adopt(fd)
+    os.close(fd)
+    with SpoolLock(spool.path) as lock:
+        fd = os.open(os.path.join(spool.path, "lock"), os.O_RDWR)
+        with pytest.raises(BusyError):
+            SpoolLock(spool.path).adopt(fd)
+        os.close(fd)
+        assert lock.fd >= 0
+
+
+HOLDING = """
+import signal, sys, time
+from ckptgate_adapters.sqlite_spool import SpoolLock
+if sys.argv[2] == "deaf":
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+lock = SpoolLock(sys.argv[1], name="mount.lock")
+lock.acquire()
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("kind", ["hears", "deaf", "stopped"])
+def test_who_takes_a_lock_ends_its_holder(spool, kind):
+    """I2: one that hears nothing, or is stopped, is killed; nobody else is signalled."""
+    command = [sys.executable, "-c", HOLDING, spool.path, kind]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"held\n"
+        if kind == "stopped":
+            child.send_signal(signal.SIGSTOP)
+        lock = SpoolLock(spool.path, name="mount.lock")
+        lock.acquire_from(signal.SIGUSR1, patience_s=0.3)
+        assert (lock.holder() or {})["pid"] == os.getpid()
+        assert child.wait() == -(signal.SIGUSR1 if kind == "hears" else signal.SIGKILL)
+        lock.release()
+    # It is another lock than the spool's own.
+    with SpoolLock(spool.path), SpoolLock(spool.path, name="mount.lock"):
+        pass

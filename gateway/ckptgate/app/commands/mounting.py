@@ -16,12 +16,14 @@ from ckptgate.app.asking import ask
 from ckptgate.app.commands.options import add_s3_options, s3_of
 from ckptgate.app.commands.output import add_json, print_json
 from ckptgate.app.config import Config, ConfigFile, load_config_file, make_config
+from ckptgate.app.keeping import held_by_manager
 from ckptgate.app.left import LEFT_FILE, read_left, told
 from ckptgate.app.locate import require_mount
 from ckptgate.app.logs import configure_logging
 from ckptgate.app.mountpoints import end_session, is_dead_mount, prepare_mountpoint, resolve
 from ckptgate.app.reach import refuse_stopped
 from ckptgate.app.registry import MountInfo, find_mount
+from ckptgate.app.replacing import check_replaceable, running_config, successor
 from ckptgate.app.stores import probe_store
 from ckptgate.app.supervisor import Supervisor
 from ckptgate.errors import (
@@ -44,6 +46,9 @@ _EXIT_MARGIN_S: Final = 20.0
 _HOLD_MARGIN_S: Final = 5.0
 _PAUSE_S: Final = 0.1
 _BUSY_TRIES: Final = 3
+_MANAGERS: Final = frozenset({
+    "LISTEN_FDNAMES", "LISTEN_FDS", "LISTEN_PID", "NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC",
+})  # fmt: skip
 
 
 def add_commands(commands: Any) -> None:
@@ -62,6 +67,11 @@ def add_commands(commands: Any) -> None:
     add_s3_options(mount)
     mount.add_argument("--config", default="", metavar="FILE", help="TOML, see README")
     mount.add_argument("--foreground", action="store_true", help="stay in the foreground")
+    mount.add_argument(
+        "--replace",
+        action="store_true",
+        help="go on with what is mounted there, by this ckptgate and this configuration",
+    )
     mount.add_argument("--ready-fd", type=int, default=None, help=argparse.SUPPRESS)
     mount.set_defaults(handler=_mount)
     umount = commands.add_parser("umount", help="unmount and finish what can be finished")
@@ -77,10 +87,38 @@ def add_commands(commands: Any) -> None:
 
 
 def _mount(args: argparse.Namespace) -> int:
-    file = load_config_file(args.config) if args.config else ConfigFile()
+    config = _config_of(args)
+    if not args.foreground:
+        if args.replace:
+            check_replaceable(config)
+        else:
+            _check_before(config)
+        _mount_in_background(config, args)
+        return ExitCode.OK
+    configure_logging(config.log_level, process="supervisor", form=config.log.format)
+    is_background = args.ready_fd is not None
+    try:
+        if args.replace:
+            supervisor = successor(config)
+        else:
+            held = None if is_background else held_by_manager(config)
+            supervisor = Supervisor(config, held=held, is_background=is_background)
+        is_all_stored = supervisor.run(args.ready_fd)
+    except CkptError as exc:
+        if is_background:
+            _tell_parent(args.ready_fd, exc)
+        raise
+    return ExitCode.OK if is_all_stored else ExitCode.PENDING
+
+
+def _config_of(args: argparse.Namespace) -> Config:
+    """What the command line and its file say; of a mount that goes on without any, what it has."""
     store, mountpoint = _places(args.places)
+    if mountpoint and args.replace and _says_nothing(args):
+        return running_config(resolve(mountpoint))
+    file = load_config_file(args.config) if args.config else ConfigFile()
     mountpoint = mountpoint or file.mountpoint
-    config = make_config(
+    return make_config(
         file,
         store=store,
         mountpoint=resolve(mountpoint) if mountpoint else "",
@@ -88,18 +126,6 @@ def _mount(args: argparse.Namespace) -> int:
         spool_max=args.spool_max,
         s3=s3_of(args, file),
     )
-    if not args.foreground:
-        _check_before(config)
-        _mount_in_background(config, args)
-        return ExitCode.OK
-    configure_logging(config.log_level, process="supervisor", form=config.log.format)
-    try:
-        is_all_stored = Supervisor(config).run(args.ready_fd)
-    except CkptError as exc:
-        if args.ready_fd is not None:
-            _tell_parent(args.ready_fd, exc)
-        raise
-    return ExitCode.OK if is_all_stored else ExitCode.PENDING
 
 
 def _places(words: list[str]) -> tuple[str, str]:
@@ -113,6 +139,12 @@ def _places(words: list[str]) -> tuple[str, str]:
         raise UsageError(msg, hint="ckptgate mount STORE MOUNTPOINT")
     store, mountpoint = ["", "", *words][-2:]
     return store, mountpoint
+
+
+def _says_nothing(args: argparse.Namespace) -> bool:
+    """Whether only the mount point is given."""
+    names = ("config", "spool", "spool_max", "endpoint_url", "profile", "region")
+    return len(args.places) < 2 and not any(getattr(args, name) for name in names)
 
 
 def _check_before(config: Config) -> None:
@@ -139,17 +171,10 @@ def _tell_parent(ready_fd: int, exc: CkptError) -> None:
 
 def _mount_in_background(config: Config, args: argparse.Namespace) -> None:
     """Start this same command in the foreground of a session of its own; wait until it serves."""
+    before = find_mount(config.mountpoint)
     reader, writer = os.pipe()
     command = [sys.executable, "-m", "ckptgate.app.cli", "mount", "--foreground"]
-    command += ["--ready-fd", str(writer), "--spool", config.spool]
-    if args.spool_max:
-        command += ["--spool-max", args.spool_max]
-    if args.config:
-        command += ["--config", os.path.abspath(args.config)]
-    for name in ("endpoint_url", "profile", "region"):
-        if value := getattr(config.s3, name):
-            command += [f"--{name.replace('_', '-')}", value]
-    command += [config.store, config.mountpoint]
+    command += ["--ready-fd", str(writer), *_words_of(config, args)]
     try:
         os.makedirs(config.spool, mode=0o700, exist_ok=True)
         log = open(os.path.join(config.spool, LOG_FILE), "ab")  # noqa: SIM115 - given to the child
@@ -167,6 +192,8 @@ def _mount_in_background(config: Config, args: argparse.Namespace) -> None:
             pass_fds=(writer,),
             start_new_session=True,
             cwd="/",
+            # It is nobody's service, even where this command is run by one.
+            env={name: value for name, value in os.environ.items() if name not in _MANAGERS},
         )
     os.close(writer)
     with os.fdopen(reader, "rb") as stream:
@@ -179,7 +206,26 @@ def _mount_in_background(config: Config, args: argparse.Namespace) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_EXIT_MARGIN_S)
         raise RemoteError.of(answer["error"])
-    print(f"mounted {config.store} on {config.mountpoint} (spool {config.spool})")
+    what = f"mounted {config.store}"
+    if args.replace and before is not None:
+        what = f"replaced process {before.pid} by {process.pid}: {config.store}"
+    print(f"{what} on {config.mountpoint} (spool {config.spool})")
+
+
+def _words_of(config: Config, args: argparse.Namespace) -> list[str]:
+    """The command line that means the same to another process."""
+    words = ["--replace"] if args.replace else []
+    if args.replace and _says_nothing(args):
+        return [*words, config.mountpoint]
+    words += ["--spool", config.spool]
+    if args.spool_max:
+        words += ["--spool-max", args.spool_max]
+    if args.config:
+        words += ["--config", os.path.abspath(args.config)]
+    for name in ("endpoint_url", "profile", "region"):
+        if value := getattr(config.s3, name):
+            words += [f"--{name.replace('_', '-')}", value]
+    return [*words, config.store, config.mountpoint]
 
 
 def _umount(args: argparse.Namespace) -> int:
