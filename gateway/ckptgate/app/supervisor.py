@@ -245,8 +245,10 @@ class Supervisor:
 
     def _announce(self, ready_fd: int | None) -> None:
         config = self._config
-        what = "mounted" if self._held is None else "taken-over"
-        _log.info("%s store=%s mountpoint=%s", what, config.store, config.mountpoint)
+        if self._held is None:
+            _log.info("mounted store=%s mountpoint=%s", config.store, config.mountpoint)
+        else:
+            _log.info("taken-over store=%s mountpoint=%s", config.store, config.mountpoint)
         if ready_fd is not None:
             os.write(ready_fd, json.dumps({"ready": True}).encode() + b"\n")
             os.close(ready_fd)
