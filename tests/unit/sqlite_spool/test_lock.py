@@ -99,6 +99,8 @@ import signal, sys, time
 from ckptgate_adapters.sqlite_spool import SpoolLock
 if sys.argv[2] == "deaf":
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+if sys.argv[2] == "stopped":
+    signal.signal(signal.SIGUSR1, lambda number, frame: sys.exit(0))
 lock = SpoolLock(sys.argv[1], name="mount.lock")
 lock.acquire()
 print("held", flush=True)
