@@ -74,9 +74,9 @@ class OverUnix(http.client.HTTPConnection):
             os.close(fd)
 
 
-def get(node: Gateway, path: str) -> tuple[int, bytes]:
+def get(node: Gateway, path: str, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
     with contextlib.closing(OverUnix(node.spool / "status.sock")) as connection:
-        connection.request("GET", path)
+        connection.request("GET", path, headers=headers or {})
         answer = connection.getresponse()
         return answer.status, answer.read()
 
@@ -114,6 +114,17 @@ def test_the_report_has_the_documented_keys(seen: Cluster, capsys):
     assert get(node, "/status.json")[0] == 200
     shown = json.loads(get(node, "/status.json")[1])
     assert set(shown) == set(report)
+    until("it is at rest", lambda: tag_of(node) == tag_of(node))
+    tag = tag_of(node)
+    assert get(node, "/status.json", {"If-None-Match": tag}) == (304, b"")
+
+
+def tag_of(node: Gateway) -> str:
+    with contextlib.closing(OverUnix(node.spool / "status.sock")) as connection:
+        connection.request("GET", "/status.json")
+        answer = connection.getresponse()
+        answer.read()
+        return answer.headers["ETag"]
 
 
 def test_the_exit_code_says_clean_pending_and_refused(seen: Cluster, capsys):

@@ -101,7 +101,7 @@ def test_only_get_is_answered(served: Served, method: str):
     [
         ("127.0.0.1:{port}", 200), ("localhost:{port}", 200), ("[::1]:{port}", 200),
         ("LOCALHOST", 200), ("node.example", 200), ("node.example.:1", 200),
-        (socket.gethostname(), 200),
+        (socket.gethostname(), 200), (socket.gethostname() + ".evil.example", 421),
         ("evil.example:{port}", 421), ("127.0.0.1.evil.example", 421),
         ("localhost.evil.example", 421),
         ("127.0.0.1@evil.example", 421), ("[::1", 421), ("[::1]evil.example", 421), ("", 421),
@@ -161,6 +161,9 @@ def test_other_machines_are_told_numbers_alone(served: Served):
     served.listen(is_for_others=True)
     assert served.get("/metrics")[0].status == 200
     assert served.get("/")[0].status == served.get("/status.json")[0].status == 404
+    own = socket.gethostname().partition(".")[0]
+    assert served.get("/metrics", Host=f"{own}.cluster.example:9469")[0].status == 200
+    assert served.get("/metrics", Host=f"x{own}.cluster.example")[0].status == 421
 
 
 def test_the_spool_s_socket_is_its_owner_s_and_asks_for_no_host(served: Served):

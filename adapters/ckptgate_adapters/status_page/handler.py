@@ -70,14 +70,19 @@ class Door:
     Attributes:
         pages: by path.
         hosts: names in Host beside addresses; None: any, where no browser comes (a unix socket).
+        label: names that begin with this one's label are taken, too; "" for none.
     """
 
     pages: Mapping[str, Callable[[Asked], Answer]]
     hosts: Collection[str] | None
+    label: str = ""
 
 
-def is_own_host(host: str, hosts: Collection[str]) -> bool:
-    """Whether a request's Host is an address, or one of *hosts*; a port doesn't matter."""
+def is_own_host(host: str, hosts: Collection[str], label: str = "") -> bool:
+    """Whether a request's Host is an address, one of *hosts*, or `<label>.<domain>`.
+
+    A port doesn't matter.
+    """
     name = host.strip().lower()
     if name.startswith("["):
         name, bracket, port = name[1:].partition("]")
@@ -86,7 +91,8 @@ def is_own_host(host: str, hosts: Collection[str]) -> bool:
     name, colon, port = name.partition(":")
     if colon and not port.isdecimal():
         return False
-    return _is_address(name) or name.rstrip(".") in hosts
+    is_labelled = bool(label) and name.partition(".")[0] == label
+    return _is_address(name) or name.rstrip(".") in hosts or is_labelled
 
 
 def _is_address(text: str) -> bool:
@@ -117,7 +123,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         """Find the page and send it."""
         if self.door.hosts is not None:
             found = self.headers.get_all("Host", [])
-            if len(found) != 1 or not is_own_host(found[0], self.door.hosts):
+            if len(found) != 1 or not self._is_own(found[0]):
                 self._plain(HTTPStatus.MISDIRECTED_REQUEST, "this Host is not served here")
                 return
         page = self.door.pages.get(self.path.partition("?")[0])
@@ -132,6 +138,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self._plain(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error: see the daemon's log")
             return
         self._send(answer, is_known=bool(answer.tag) and answer.tag == tag)
+
+    def _is_own(self, host: str) -> bool:
+        return is_own_host(host, self.door.hosts or (), self.door.label)
 
     def _refuse_method(self) -> None:
         self._send(

@@ -144,7 +144,8 @@ class StatusServer:
         """
         self._pages = dict(pages)
         own = socket.gethostname().lower()
-        self._hosts = {"localhost", own, own.partition(".")[0], *(name.lower() for name in hosts)}
+        self._label = own.partition(".")[0]
+        self._hosts = {"localhost", own, self._label, *(name.lower() for name in hosts)}
         self._for_others = frozenset(for_others)
         self._listeners: list[_Listener] = []
         self._lock = threading.Lock()
@@ -176,7 +177,9 @@ class StatusServer:
         pages = self._pages
         if is_for_others:
             pages = {path: page for path, page in pages.items() if path in self._for_others}
-        door = Door(pages=pages, hosts=frozenset(self._hosts))
+        # What is for others is asked for by whatever domain the machine is called in.
+        label = self._label if is_for_others else ""
+        door = Door(pages=pages, hosts=frozenset(self._hosts), label=label)
         if not self._try(host, port, door, told, is_first=True):
             threading.Thread(
                 target=self._keep_trying,

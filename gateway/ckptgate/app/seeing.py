@@ -6,6 +6,7 @@ often than keeps it to a small share of one core, however many look. Any thread.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -48,6 +49,27 @@ class Document:
     tag: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shown:
+    """A report that many get.
+
+    Attributes:
+        report, tag: itself, and a name of what there is to be seen in it.
+        of: what it was made of, see `Seeing._version`.
+        at_s, due_at_s: when it was made, and when the next one may be (monotonic).
+    """
+
+    report: StatusReport
+    tag: str
+    of: object
+    at_s: float
+    due_at_s: float
+
+
+class _Undone(Exception):  # noqa: N818 -- it tells of no error
+    """Ends a transaction that was only to be begun."""
+
+
 class Seeing:
     """Reports of one mount's daemon."""
 
@@ -64,10 +86,7 @@ class Seeing:
         mountpoint = parts.config.mountpoint
         self._probe = MountProbe(mountpoint) if mountpoint else None
         self._lock = threading.Lock()
-        self._shown: StatusReport | None = None
-        self._shown_of: object = None
-        self._shown_at = self._due_at = 0.0
-        self._tag = ""
+        self._last: _Shown | None = None
         self.page = ""
         """Where the status page is, "" for nowhere but the socket in the spool."""
 
@@ -79,18 +98,23 @@ class Seeing:
 
     def shown(self) -> StatusReport:
         """As of a moment ago: the same one as long as nothing changed."""
+        return self._look().report
+
+    def _look(self) -> _Shown:
         of, now_s = self._version(), time.monotonic()
-        shown = self._shown
-        is_same = of == self._shown_of and now_s - self._shown_at < _AGE_MAX_S
-        if shown is not None and (is_same or now_s < self._due_at):
-            return shown
+        last = self._last
+        if last is not None:
+            is_same = of == last.of and now_s - last.at_s < _AGE_MAX_S
+            if is_same or now_s < last.due_at_s:
+                return last
         began_s = time.thread_time()
         made = self.report()
         took_s = time.thread_time() - began_s
-        self._shown, self._shown_of, self._shown_at = made, of, now_s
-        self._due_at = now_s + min(took_s / _SHARE, _PAUSE_MAX_S)
-        self._tag = _tag_of(made)
-        return made
+        due_at_s = now_s + min(took_s / _SHARE, _PAUSE_MAX_S)
+        shown = _Shown(report=made, tag=_tag_of(made), of=of, at_s=now_s, due_at_s=due_at_s)
+        # One value, so that nobody gets one report with another one's tag.
+        self._last = shown
+        return shown
 
     def document(self, report: StatusReport | None = None) -> dict[str, Any]:
         """The report as JSON values, with all that STATUS.md lists."""
@@ -124,11 +148,11 @@ class Seeing:
         Args:
             known: a tag that whoever asks has the document of; then there is no body.
         """
-        report = self.shown()
-        tag = f'"{self._tag}{self._contact.look().is_reached:d}{self._has_passthrough():d}"'
+        last = self._look()
+        tag = f'"{last.tag}{self._contact.look().is_reached:d}{self._has_passthrough():d}"'
         if tag == known:
             return Document(b"", tag)
-        return Document(json.dumps(self.document(report)).encode(), tag)
+        return Document(json.dumps(self.document(last.report)).encode(), tag)
 
     def metrics(self) -> bytes:
         """What a scrape gets."""
@@ -179,8 +203,13 @@ class Seeing:
     def _spool_problem(self) -> str:
         spool = self._parts.spool
         try:
-            with spool.patience(_SPOOL_WAIT_S), spool.transaction():
-                pass
+            with (
+                contextlib.suppress(_Undone),
+                spool.patience(_SPOOL_WAIT_S),
+                spool.transaction(),
+            ):
+                # Nothing is committed: that would have the mount read its rows anew.
+                raise _Undone
             if not room_of(spool.path).free:
                 return "its disk is full"
         except (CkptError, OSError) as exc:
