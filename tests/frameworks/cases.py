@@ -7,15 +7,16 @@ import importlib.util
 import json
 import os
 import platform
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tests.e2e.harness import cli
 from tests.frameworks.matrix import Matrix, matrix
 from tests.frameworks.trainings.known import needs
 
-__all__ = ["SEALS", "check", "prepared"]
+__all__ = ["HOOKED", "SEALS", "check", "prepared"]
 
 SEALS: Final = {
     "dcp": ("dcp", "dcp-metadata"),
@@ -34,6 +35,18 @@ SEALS: Final = {
     "torchsnapshot": ("torchsnapshot", "torchsnapshot-metadata"),
 }
 """As what its checkpoints are committed, and by which event; Lightning's are single files."""
+HOOKED: Final = {
+    "dcp-hook": ("dcp", "torch-dcp", {"dim0": 2}),
+    "dcp-hook-thread": ("dcp", "torch-dcp", {"dim0": 2}),
+    "zero2-hook": ("deepspeed", "deepspeed", {"zero_stage": 2, "data": 2, "model": 1}),
+    "trainer-hook": ("hf-trainer", "transformers-trainer", {"mode": "distributed", "data": 2}),
+    "lightning-hook": ("", "lightning", None),
+    "accelerate-hook": ("accelerate", "accelerate", {"type": "MULTI_CPU"}),
+}
+"""The same with a native hook: the format, and what is recorded as framework and layout.
+
+Which is first, the framework's marker or the commit of the last rank, is a matter of chance.
+"""
 
 
 @contextlib.contextmanager
@@ -59,15 +72,35 @@ def check(made: Matrix, fault: str) -> None:
     if made.name in SEALS:
         seals = _seals(made, fault)
         assert set(seals.values()) == {SEALS[made.name]}, seals
+    if made.name in HOOKED:
+        _check_records(made, fault)
+
+
+def _check_records(made: Matrix, fault: str) -> None:
+    format_name, framework, layout = HOOKED[made.name]
+    found = _shown(made, fault)
+    assert found
+    for name, shown in found.items():
+        assert shown["format_name"] == format_name, name
+        assert shown["saved_by"]["conflicts"] == [], shown["saved_by"]
+        record = shown["saved_by"]["record"]
+        assert (record["framework"], record.get("layout")) == (framework, layout), record
+        assert (record["world_size"], record["data_version"]) == (made.rules.world, "toy")
+        assert record["step"] in {int(number) for number in re.findall("[0-9]+", name)}
+        assert set(record["versions"]) >= {"python", "torch"}
 
 
 def _seals(made: Matrix, fault: str) -> dict[str, tuple[str, str]]:
+    shown = _shown(made, fault)
+    return {name: (found["format_name"], found["event"]) for name, found in shown.items()}
+
+
+def _shown(made: Matrix, fault: str) -> dict[str, dict[str, Any]]:
     assert made.cluster is not None
     run: Path = made.rules.run_of(made.cluster.store / f"run-{fault}")
     found = {}
     for name in made.cluster.committed(str(run.relative_to(made.cluster.store))):
         done = cli("show", run / name, "--json")
         assert done.returncode == 0, done.stderr
-        shown = json.loads(done.stdout)
-        found[name] = (shown["format_name"], shown["event"])
+        found[name] = json.loads(done.stdout)
     return found

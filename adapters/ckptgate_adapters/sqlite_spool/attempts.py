@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from ckptgate.errors import MissingError
 from ckptgate.model.states import AttemptState, advance_attempt
+from ckptgate.ports.recording import KEPT_META
 from ckptgate.ports.rows import PHASES_META
 from ckptgate.ports.spool import (
     BEGAN_META,
@@ -28,6 +29,14 @@ _DROP_BY_ATTEMPT: Final = (
     "DELETE FROM seen WHERE attempt = ?",
     "DELETE FROM name_ops WHERE attempt = ?",
     "DELETE FROM moves WHERE attempt = ?",
+)
+_KEPT_BY_ATTEMPT: Final = (
+    WRITERS_META,
+    JOINING_META,
+    BEGAN_META,
+    VOTED_META,
+    PHASES_META,
+    *KEPT_META,
 )
 # By path: a directory's path is a prefix of what is in it, so parents come first.
 _TREE: Final = (
@@ -90,7 +99,7 @@ class AttemptPart:
         with self._db.transaction:
             for sql in _DROP_BY_ATTEMPT:
                 self._db.run(sql, (id,))
-            for key in (WRITERS_META, JOINING_META, BEGAN_META, VOTED_META, PHASES_META):
+            for key in _KEPT_BY_ATTEMPT:
                 self._db.run("DELETE FROM meta WHERE key = ?", (key.format(attempt=id),))
             self._db.run(ATTEMPTS.delete, (id,))
 

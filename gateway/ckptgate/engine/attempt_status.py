@@ -15,6 +15,7 @@ from typing import Final
 from ckptgate.engine.membership import Membership
 from ckptgate.engine.progress import Progress
 from ckptgate.model.states import UNDECIDED, AttemptState, FileState
+from ckptgate.ports.recording import begun_by, is_left_undone
 from ckptgate.ports.rows import PHASES_META, SavePhases
 from ckptgate.ports.spool import WRITERS_META, AttemptRow, FileRow, Spool
 
@@ -246,7 +247,8 @@ def _bytes(
 def why_hidden(spool: Spool, row: AttemptRow, is_alive: Callable[[int, int], bool] | None) -> str:
     """Why the mount shows the attempt to nobody, not even to its job; "" if it may be seen.
 
-    As `vfs.liveness` decides: a writer died with a file open, and no other writer is left.
+    As `vfs.liveness` decides: a writer died with a file open, or before it committed what it had
+    begun, and no other writer is left.
     """
     if row.state is not AttemptState.OPEN:
         return ""
@@ -254,6 +256,10 @@ def why_hidden(spool: Spool, row: AttemptRow, is_alive: Callable[[int, int], boo
     writers = writers_of(spool, row)
     if writing or (is_alive is not None and any(is_alive(*writer) for writer in writers)):
         return ""
+    if is_left_undone(spool, row):
+        ranks = sorted(set(begun_by(spool, row.id)) - set(spool.rank_commits(row.id)))
+        who = ", ".join("all" if rank < 0 else str(rank) for rank in ranks)
+        return f"hidden: begun and not committed by ranks {who}, which have ended; save it again"
     torn = [path for path, _ in torn_files(spool, row, is_alive)]
     if not torn:
         return ""

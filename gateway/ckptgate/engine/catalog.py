@@ -325,6 +325,7 @@ def _view(run: str, state: RunState) -> RunView:
         pointers={name: folded.value for name, folded in state.pointers.items()},
         undecided=state.undecided(),
         generation=state.generation,
+        newest=state.newest(),
     )
 
 

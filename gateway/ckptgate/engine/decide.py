@@ -16,8 +16,11 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+import msgspec
+
 from ckptgate.engine.events import tell_torn
 from ckptgate.engine.judge import Judge, Verdict
+from ckptgate.engine.manifests import load_manifest
 from ckptgate.engine.node import Node
 from ckptgate.engine.owed import Owed
 from ckptgate.engine.pace import Pace
@@ -40,7 +43,9 @@ from ckptgate.model.documents import (
 from ckptgate.model.entries import Abort, Close, Commit, Entry, LogRecord, Seal
 from ckptgate.model.layout import intent_key, log_key, manifest_key
 from ckptgate.model.rules import AttemptPhase, AttemptView, RunState
+from ckptgate.model.saving import SavedBy, merge_savings
 from ckptgate.model.states import UNDECIDED, AttemptState
+from ckptgate.ports.recording import given_up
 from ckptgate.ports.spool import AttemptRow
 
 __all__ = ["OWN_WORK_FACTOR", "Decider"]
@@ -151,6 +156,18 @@ class Decider:
         self._phases.lost(row, "abandoned")
         self._events.record("abandoned", f"{row.run}/{row.name}", reason)
         self._invalidations.name(row.run_ino, row.name)
+
+    def give_up(self, row: AttemptRow) -> bool:
+        """Abort what a writer of this node gave up; True if that was so.
+
+        Raises:
+            CkptError: as `request_abort`; the same is due at the next pass.
+        """
+        reason = given_up(self._spool, row.id)
+        if not reason or row.state not in UNDECIDED:
+            return False
+        self.request_abort(row.id, reason)
+        return True
 
     # What the log already says
 
@@ -366,6 +383,8 @@ class Decider:
         sizes = [vote.world_size for vote in votes.values()] + [intent.world_size]
         voted = max((size for size in sizes if size is not None), default=None)
         seal = self._seal_of(case)
+        said = [saving for vote in votes.values() for saving in vote.saved_by or ()]
+        saved_by = merge_savings(said) or self._saved_by_of_base(run, intent.base)
         return Manifest(
             run=run,
             name=case.view.name,
@@ -378,7 +397,18 @@ class Decider:
             members=tuple(sorted(members)),
             world_size=voted if verdict.world_size is None else verdict.world_size,
             entries=verdict.entries,
+            saved_by=msgspec.UNSET if saved_by is None else saved_by,
         )
+
+    def _saved_by_of_base(self, run: str, base: str) -> SavedBy | None:
+        """How the checkpoint was saved that a revision changed, which says nothing else of it."""
+        if not base:
+            return None
+        view = self._view(run, base)
+        if view is None or not view.manifest:
+            return None
+        manifest = load_manifest(self._store, run, base, view.manifest)
+        return manifest.saved_by or None
 
     def _pointers(self, case: _Case, votes: dict[str, Vote]) -> tuple[PointerValue, ...]:
         """The pointers that the votes carry; one value for each name."""

@@ -130,6 +130,7 @@ class Publisher:
         self._guard_all("the store", self._contact.step)
         did = self._guard_all("plain names", self._mirror.step)
         for row in self._undecided():
+            did = self._guard("give up", row, self._decider.give_up) or did
             did = self._guard("join", row, self._introduce) or did
             did = self._guard("seal", row, self._seal_first) or did
         did = self._guard_all("digests", self._stager.step) or did
@@ -199,6 +200,8 @@ class Publisher:
 
     def _introduce(self, row: AttemptRow) -> bool:
         """Tell the other members of this one, and of its directories."""
+        if row.state not in UNDECIDED:
+            return False
         did = False
         if not row.is_joined:
             row = self._membership.join(row)

@@ -38,6 +38,7 @@ from ckptgate.model.jobkey import JobKey
 from ckptgate.model.layout import chunk_table_key, full_key, join_key, vote_key
 from ckptgate.model.moves import taken
 from ckptgate.model.states import UNDECIDED, FileState
+from ckptgate.ports.recording import given_up, savings_of
 from ckptgate.ports.spool import (
     VOTED_META,
     AttemptRow,
@@ -192,6 +193,7 @@ class Voter:
             chunk_table=table_key,
             after=after,
             entries=tuple(sorted(entries, key=lambda entry: entry.path)),
+            saved_by=savings_of(self._spool, attempt.id) or msgspec.UNSET,
         )
         return vote, table
 
@@ -325,7 +327,7 @@ class Voter:
     def _may_be_final(self, row: AttemptRow) -> bool:
         # Not even when all ranks that wrote here have committed: another rank of this node may not
         # have begun yet. Only the SEAL says that nobody writes any more.
-        return row.seal_index >= 0
+        return row.seal_index >= 0 and not given_up(self._spool, row.id)
 
     def _is_quiet(self, row: AttemptRow) -> bool:
         """Whether the rows say that nothing is being written or waits for the store."""

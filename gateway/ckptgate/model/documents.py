@@ -13,7 +13,7 @@ from typing import Annotated, Final, TypeAlias, TypeVar
 import blake3
 import msgspec
 
-from ckptgate.errors import FormatVersionError, IntegrityError, InvalidNameError
+from ckptgate.errors import FormatVersionError, IntegrityError, InvalidNameError, UsageError
 from ckptgate.model.ids import (
     CHUNK_BYTES,
     Digest,
@@ -26,6 +26,7 @@ from ckptgate.model.ids import (
     parents_of,
 )
 from ckptgate.model.layout import GATEWAY_DIR
+from ckptgate.model.saving import SavedBy, Saving
 
 __all__ = [
     "FORMAT_VERSION",
@@ -52,8 +53,7 @@ __all__ = [
 FORMAT_VERSION: Final = 1
 MAX_DOCUMENT_BYTES: Final = 256 * 1024 * 1024
 """No document is larger (10,000 files take about 5 MiB)."""
-MAX_POINTER_BYTES: Final = 4096
-"""Bytes in a pointer's text or symlink."""
+MAX_POINTER_BYTES: Final = 4096  # of a pointer's text or symlink
 
 # Bounds that a spool's database, a file system and a loop over all ranks can take. They are checked
 # where a document is decoded; the codec names the place.
@@ -323,6 +323,7 @@ class Vote(Document, frozen=True, kw_only=True):
         after: renames that the paths have in them, this member's own among them: member -> how many
             of its name operations, up to its last rename.
         entries: its files, directories and symlinks.
+        saved_by: what ranks recorded through this member; absent where none did.
     """
 
     format: int = FORMAT_VERSION
@@ -339,6 +340,7 @@ class Vote(Document, frozen=True, kw_only=True):
     chunk_table: str = ""
     after: dict[str, _Int63] = {}
     entries: tuple[FileEntry, ...] = ()
+    saved_by: tuple[Saving, ...] | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         check_attempt_id(self.attempt)
@@ -363,6 +365,7 @@ class Manifest(Document, frozen=True, kw_only=True):
         members: who took part.
         world_size: None where unknown.
         entries: sorted by path; directories and symlinks are among them.
+        saved_by: how it was saved, as its ranks recorded it; absent where none did.
     """
 
     format: int = FORMAT_VERSION
@@ -377,6 +380,7 @@ class Manifest(Document, frozen=True, kw_only=True):
     members: tuple[str, ...]
     world_size: _WorldSize | None = None
     entries: tuple[FileEntry, ...]
+    saved_by: SavedBy | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         check_checkpoint_name(self.name)
@@ -436,10 +440,7 @@ def decode(data: bytes, kind: type[_D], *, subject: str) -> _D:
     except RecursionError as exc:
         msg = f"document is nested too deeply: {subject}"
         raise IntegrityError(msg, subject=subject) from exc
-    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-        msg = f"document is not valid: {subject}: {exc}"
-        raise IntegrityError(msg, subject=subject) from exc
-    except InvalidNameError as exc:
+    except (msgspec.MsgspecError, UnicodeDecodeError, InvalidNameError, UsageError) as exc:
         msg = f"document is not valid: {subject}: {exc}"
         raise IntegrityError(msg, subject=subject) from exc
 

@@ -190,6 +190,23 @@ class FoldedRun:
         view = self.attempts.get(attempt)
         return view is not None and self._newest_seals.get(view.name, -1) > view.seal_index
 
+    def newest(self) -> tuple[str, ...]:
+        """Names of what is committed and good, the newest first.
+
+        In the order of their SEALs: a COMMIT may come late. One that a POINT has set `latest` to
+        since counts as newer than what was sealed before it.
+        """
+        order = {
+            name: self.attempts[attempt].seal_index
+            for name, attempt in self.current.items()
+            if name not in self.quarantined
+        }
+        latest = self.pointers.get(LATEST)
+        if latest is not None and latest.value.target in order:
+            target = latest.value.target
+            order[target] = max(order[target], latest.source)
+        return tuple(sorted(order, key=order.__getitem__, reverse=True))
+
     def is_checkpoint(self, name: str) -> bool:
         """Whether *name* is a committed checkpoint or an undecided attempt's."""
         # The first test is for speed: few names are asked for that never were a checkpoint's.

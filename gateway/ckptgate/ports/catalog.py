@@ -30,6 +30,8 @@ class RunView:
         pointers: pointer name -> value, among them the gateway's own `latest`.
         undecided: attempt ids that are sealed and neither committed nor aborted.
         generation: of the newest incarnation, 0 before the first.
+        newest: names of the committed ones, the newest first: what is to be resumed from. As they
+            were sealed, but for one that a later entry of the log has set `latest` to.
     """
 
     run: str
@@ -39,6 +41,7 @@ class RunView:
     pointers: Mapping[str, PointerValue]
     undecided: tuple[str, ...]
     generation: int = 0
+    newest: tuple[str, ...] = ()
 
 
 class Catalog(Protocol):

@@ -16,7 +16,7 @@ from ckptgate.model.jobkey import JobKey
 from ckptgate.model.states import UNDECIDED, AttemptState
 from ckptgate.ports.spool import AttemptRow, Spool
 
-__all__ = ["RANKS_MAX", "record_explicit_commit"]
+__all__ = ["RANKS_MAX", "check_ranks", "record_explicit_commit"]
 
 RANKS_MAX: Final = 1_000_000
 """No world is larger; a bigger number is a mistake of the caller."""
@@ -33,7 +33,7 @@ def record_explicit_commit(
 ) -> AttemptRow:
     """Record that a rank, or all ranks, committed the attempt explicitly; repeating is harmless.
 
-    Also after the decision: what was recorded before it came true then.
+    Also after the decision: what a job says of its own, committed attempt is so already.
 
     Args:
         spool: where the attempt is.
@@ -49,17 +49,17 @@ def record_explicit_commit(
     Raises:
         UsageError: no rank, an impossible one, or a world size that contradicts an earlier one.
         MissingError: there is no such attempt.
-        RefusedError: it is decided already, and not as this says; or the commit would seal a
+        RefusedError: it is aborted, or not of a job of this node; or the commit would seal a
             checkpoint without a file, and nobody else can add one.
     """
-    _check_ranks(rank, world_size, is_all=is_all)
+    check_ranks(rank, world_size, is_all=is_all)
     with spool.transaction():
         row = spool.attempt(attempt_id)
         if row is None:
             msg = f"no attempt with row {attempt_id} in this spool"
             raise MissingError(msg, subject=str(attempt_id), hint="ckptgate status")
         if row.state not in UNDECIDED:
-            if _is_repeated(spool, row, rank, world_size, is_all=is_all):
+            if _came_true(row, rank, world_size):
                 return row
             msg = f"attempt {row.attempt or row.name!r} is {row.state}: it can't be committed again"
             raise RefusedError(msg, subject=row.name, hint="ckptgate status")
@@ -83,7 +83,12 @@ def record_explicit_commit(
         return spool.update_attempt(row.id, **changes) if changes else row
 
 
-def _check_ranks(rank: int | None, world_size: int | None, *, is_all: bool) -> None:
+def check_ranks(rank: int | None, world_size: int | None, *, is_all: bool) -> None:
+    """Refuse ranks that can't be.
+
+    Raises:
+        UsageError: no rank where it isn't for all, or an impossible rank or world size.
+    """
     if rank is None and not is_all:
         msg = "an explicit commit needs a rank, or has to be for all ranks"
         raise UsageError(msg, hint="ckptgate commit --rank R --world-size W, or --all")
@@ -95,14 +100,15 @@ def _check_ranks(rank: int | None, world_size: int | None, *, is_all: bool) -> N
         raise UsageError(msg, subject=str(rank))
 
 
-def _is_repeated(
-    spool: Spool, row: AttemptRow, rank: int | None, world_size: int | None, *, is_all: bool
-) -> bool:
-    """Whether a committed attempt has just this commit among those that it came from."""
-    if row.state is not AttemptState.COMMITTED or (is_all and not row.committed_all):
-        return False
-    is_same_world = None in {world_size, row.world_size} or world_size == row.world_size
-    return is_same_world and (rank is None or rank in spool.rank_commits(row.id))
+def _came_true(row: AttemptRow, rank: int | None, world_size: int | None) -> bool:
+    """Whether the attempt is what this says: committed, and a job's of this node.
+
+    A format's event, or somebody for all ranks, may have come before a rank's own commit. What a
+    rank writes after the decision is a revision, and no part of this attempt.
+    """
+    known = row.world_size
+    is_same_world = known is None or (world_size in {None, known} and (rank or 0) < known)
+    return row.state is AttemptState.COMMITTED and bool(row.job_key) and is_same_world
 
 
 def _check_content(spool: Spool, row: AttemptRow) -> None:

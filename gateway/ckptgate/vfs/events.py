@@ -17,18 +17,24 @@ from ckptgate.errors import CkptError, MissingError, UsageError
 from ckptgate.formats import registry
 from ckptgate.formats.base import CommitEvent, FileOp
 from ckptgate.model.entries import SealEvent
+from ckptgate.model.saving import parse_record
 from ckptgate.model.states import UNDECIDED, AttemptState
-from ckptgate.ports.explicit import record_explicit_commit
+from ckptgate.ports import recording
+from ckptgate.ports.explicit import check_ranks, record_explicit_commit
 from ckptgate.ports.spool import AttemptRow, NodeRow
 from ckptgate.vfs import names
 from ckptgate.vfs.context import Context, Who
+from ckptgate.vfs.liveness import record_writer
 
 __all__ = [
     "after_close",
     "after_pointer",
     "after_rename",
+    "begin",
     "commit_explicitly",
-    "parse_commit",
+    "give_up",
+    "parse_ranks",
+    "record_saving",
     "seal",
     "state_text",
 ]
@@ -123,11 +129,11 @@ def seal(ctx: Context, row: AttemptRow, event: SealEvent, detail: str = "") -> N
     _log.info("commit-event run=%r name=%r event=%s detail=%s", row.run, row.name, event, detail)
 
 
-def parse_commit(value: bytes) -> tuple[int | None, int | None, bool]:
-    """(rank, world size, for all) of a `user.ckptgate.commit` attribute.
+def parse_ranks(name: str, value: bytes) -> tuple[int | None, int | None, bool]:
+    """(rank, world size, for all) of the attribute *name*.
 
     Raises:
-        UsageError: EINVAL, it is neither `RANK/WORLD` nor `all`.
+        UsageError: EINVAL, it is neither `RANK/WORLD` with a rank below the world size, nor `all`.
     """
     text = value.decode("ascii", "replace").strip()
     if text == "all":
@@ -135,8 +141,53 @@ def parse_commit(value: bytes) -> tuple[int | None, int | None, bool]:
     rank, sep, world = text.partition("/")
     if sep and rank.isdecimal() and world.isdecimal() and len(text) < 20:
         return int(rank), int(world), False
-    msg = f"user.ckptgate.commit is {text[:40]!r}, not RANK/WORLD or all"
-    raise UsageError(msg, hint="setfattr -n user.ckptgate.commit -v 0/8 CHECKPOINT")
+    msg = f"{name} is {text[:40]!r}, not RANK/WORLD or all"
+    raise UsageError(msg, hint=f"setfattr -n {name} -v 0/8 CHECKPOINT")
+
+
+def begin(
+    ctx: Context, attempt: int, who: Who, rank: int | None, world_size: int | None
+) -> AttemptRow:
+    """A rank (None: somebody for all) begins its part of the attempt; inside a change.
+
+    Raises:
+        UsageError: EINVAL, an impossible rank or world size.
+        ExistsError, MissingError, RefusedError: see `recording.begin_part`.
+    """
+    check_ranks(rank, world_size, is_all=rank is None)
+    row = recording.begin_part(ctx.spool, attempt, rank=rank, writer=(who.pid, who.start))
+    row = record_writer(ctx, row, who)
+    if row.world_size is None and world_size is not None:
+        row = ctx.spool.update_attempt(row.id, world_size=world_size)
+    _log.info("part-begun run=%r name=%r rank=%s", row.run, row.name, rank)
+    return row
+
+
+def record_saving(ctx: Context, attempt: int, who: Who, value: bytes) -> AttemptRow:
+    """Keep how a rank saves; inside a change.
+
+    The record says whose it is, else the caller's environment does.
+
+    Raises:
+        UsageError: EINVAL, it is no record.
+        MissingError, RefusedError, BusyError, FullError: see `recording.record_saving`.
+    """
+    rank, record = parse_record(value, subject="user.ckptgate.saved_by")
+    if rank < 0 and who.rank is not None:
+        rank = who.rank
+    row = recording.record_saving(ctx.spool, attempt, rank=rank, record=record)
+    # A vote may be all that is still to come.
+    ctx.wake()
+    return record_writer(ctx, row, who)
+
+
+def give_up(ctx: Context, attempt: int, value: bytes) -> AttemptRow:
+    """A writer gives the attempt up, for all its members; inside a change."""
+    reason = value.decode("utf-8", "backslashreplace").strip()
+    row = recording.give_up(ctx.spool, attempt, reason)
+    ctx.wake()
+    _log.info("given-up run=%r name=%r reason=%r", row.run, row.name, reason[:200])
+    return row
 
 
 def commit_explicitly(
@@ -169,6 +220,8 @@ def state_text(ctx: Context, node: NodeRow) -> bytes:
     if row is None:
         msg = "this belongs to no checkpoint"
         raise MissingError(msg, errno_value=errno.ENODATA)
+    begun = recording.begun_by(ctx.spool, row.id)
+    ended = [rank for rank, who in begun.items() if who[0] and not ctx.identify.is_alive(*who)]
     value = {
         "name": row.name,
         "attempt": row.attempt,
@@ -176,5 +229,8 @@ def state_text(ctx: Context, node: NodeRow) -> bytes:
         "event": row.event,
         "missing": list(row.missing),
         "reason": row.reason,
+        "ranks_begun": sorted(begun),
+        "ranks_ended": sorted(ended),
+        "ranks_committed": list(ctx.spool.rank_commits(row.id)),
     }
     return json.dumps(value, sort_keys=True).encode()

@@ -1,8 +1,9 @@
 """Whether somebody still writes an attempt, and which attempts nobody may see.
 
 Owns the rule: an open attempt whose writers are all gone is hidden from everybody if a close of it
-was torn, or if it is of a known format and not whole. Unknown content that was closed in order
-stays visible to its incarnation. Any thread.
+was torn, if a rank said that it begins and not that it is done, or if it is of a known format and
+not whole. Other unknown content that was closed in order stays visible to its incarnation. Any
+thread.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ckptgate.formats import registry
 from ckptgate.formats.base import Format
 from ckptgate.model.closure import is_covered
 from ckptgate.model.states import UNDECIDED, AttemptState, FileState
+from ckptgate.ports.recording import is_left_undone
 from ckptgate.ports.spool import (
     WRITERS_META,
     AttemptRow,
@@ -106,6 +108,8 @@ def is_hidden(ctx: Context, row: AttemptRow, who: Who) -> bool:
         return False
     if has_live_writer(ctx, row):
         return False
+    if is_left_undone(ctx.spool, row):
+        return True
     ctx.apply_closes()
     files = ctx.spool.files_of_attempt(row.id)
     if any(_is_torn(ctx, file) for _, _, file in files):

@@ -1,7 +1,9 @@
-"""Extended attributes: the explicit commit, the state of a checkpoint, and users' own.
+"""Extended attributes: how a checkpoint's writers speak to the gateway, and users' own.
 
 Owns the rule that users' own (`user.*`) are kept with the node, on this machine: they are no part
-of a checkpoint, and are not changed once it is decided. All others are refused. Any thread.
+of a checkpoint, and are not changed once it is decided. Those of the gateway say that a part is
+begun, how it is saved, that it is committed or given up, and tell a checkpoint's state and a run's
+newest checkpoint. All others are refused. Any thread.
 """
 
 from __future__ import annotations
@@ -12,14 +14,29 @@ from collections.abc import Sequence
 from ckptgate.errors import CkptError
 from ckptgate.model.states import AttemptState
 from ckptgate.ports.spool import NodeRow
-from ckptgate.vfs import events, visibility
+from ckptgate.vfs import events, newest, revisions, visibility
 from ckptgate.vfs.context import Context
 from ckptgate.vfs.interface import Caller
 
-__all__ = ["COMMIT", "STATE", "getxattr", "listxattr", "removexattr", "setxattr"]
+__all__ = [
+    "ABORT",
+    "BEGIN",
+    "COMMIT",
+    "LATEST",
+    "SAVED_BY",
+    "STATE",
+    "getxattr",
+    "listxattr",
+    "removexattr",
+    "setxattr",
+]
 
+BEGIN = "user.ckptgate.begin"
+SAVED_BY = "user.ckptgate.saved_by"
 COMMIT = "user.ckptgate.commit"
+ABORT = "user.ckptgate.abort"
 STATE = "user.ckptgate.state"
+LATEST = "user.ckptgate.latest"
 
 _OWN = "user."
 _GATEWAYS = "user.ckptgate."
@@ -27,6 +44,10 @@ _CREATE = 1
 _REPLACE = 2
 _BYTES_MAX = 64 * 1024
 """Names and values of one node."""
+
+
+_SAID = frozenset({BEGIN, SAVED_BY, COMMIT, ABORT})
+"""What is said of a checkpoint by setting it; none has a value to be read."""
 
 
 def _refused(name: str, value: int) -> CkptError:
@@ -37,17 +58,19 @@ def _is_users(name: str) -> bool:
     return name.startswith(_OWN) and not name.startswith(_GATEWAYS)
 
 
-def getxattr(ctx: Context, ino: int, name: str) -> bytes:
+def getxattr(ctx: Context, caller: Caller, ino: int, name: str) -> bytes:
     """The value of an attribute."""
     if name == STATE:
         return events.state_text(ctx, ctx.node(ino))
+    if name == LATEST:
+        return newest.latest_text(ctx, caller, ctx.node(ino))
     if _is_users(name):
         value = ctx.spool.xattrs(ctx.node(ino).ino).get(name)
         if value is not None:
             return value
         raise _refused(name, errno.ENODATA)
     # The kernel and tools ask for these often.
-    if name.startswith(("security.", COMMIT)):
+    if name.startswith("security.") or name in _SAID:
         raise _refused(name, errno.ENODATA)
     raise _refused(name, errno.ENOTSUP)
 
@@ -55,20 +78,39 @@ def getxattr(ctx: Context, ino: int, name: str) -> bytes:
 def setxattr(
     ctx: Context, caller: Caller, ino: int, name: str, value: bytes, flags: int = 0
 ) -> None:
-    """Commit explicitly, or keep an attribute of the user's own."""
+    """Say something of a checkpoint, or keep an attribute of the user's own."""
     if _is_users(name):
         _keep(ctx, ino, name, value, flags)
         return
-    if name != COMMIT:
+    if name not in _SAID:
         raise _refused(name, errno.ENOTSUP)
-    rank, world_size, is_all = events.parse_commit(value)
     node = ctx.node(ino)
     if node.attempt is None:
         raise _refused(name, errno.ENOTSUP)
+    if name == BEGIN:
+        _begin(ctx, caller, node, value)
+        return
     node = visibility.redirect(ctx, caller, node)
     assert node.attempt is not None
+    if name == SAVED_BY:
+        with ctx.change():
+            events.record_saving(ctx, node.attempt, ctx.who(caller), value)
+    elif name == ABORT:
+        with ctx.change():
+            events.give_up(ctx, node.attempt, value)
+    else:
+        rank, world_size, is_all = events.parse_ranks(name, value)
+        with ctx.change():
+            events.commit_explicitly(ctx, node.attempt, rank, world_size, is_all=is_all)
+
+
+def _begin(ctx: Context, caller: Caller, node: NodeRow, value: bytes) -> None:
+    """A rank begins its part; in a committed checkpoint that begins a revision."""
+    rank, world_size, _ = events.parse_ranks(BEGIN, value)
+    node = revisions.writable(ctx, caller, node)
+    assert node.attempt is not None
     with ctx.change():
-        events.commit_explicitly(ctx, node.attempt, rank, world_size, is_all=is_all)
+        events.begin(ctx, node.attempt, ctx.who(caller), rank, world_size)
 
 
 def _own_node(ctx: Context, ino: int, name: str) -> NodeRow:

@@ -300,11 +300,10 @@ class Vfs:
 
     def getxattr(self, caller: Caller, ino: int, name: str) -> bytes:
         """An extended attribute."""
-        del caller
-        return triggers.getxattr(self._ctx, node_of(ino), name)
+        return triggers.getxattr(self._ctx, caller, node_of(ino), name)
 
     def setxattr(self, caller: Caller, ino: int, name: str, value: bytes, flags: int) -> None:
-        """Commit explicitly, or keep a user's own attribute."""
+        """Say something of a checkpoint, or keep a user's own attribute."""
         self._ctx.until_steady(
             partial(triggers.setxattr, self._ctx, caller, node_of(ino), name, value, flags)
         )

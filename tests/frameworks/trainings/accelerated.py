@@ -10,7 +10,7 @@ from accelerate.utils import ProjectConfiguration, set_seed
 from safetensors.torch import load_file
 from tests.frameworks.job import Job
 from tests.frameworks.trainings import toy
-from tests.frameworks.trainings.rules import AcceleratedRules
+from tests.frameworks.trainings.rules import AcceleratedRules, is_served
 
 __all__ = ["Accelerated"]
 
@@ -43,6 +43,10 @@ class Accelerated(AcceleratedRules):
         count = _Count()
         net, optim = accelerator.prepare(net, optim)
         accelerator.register_for_checkpointing(count)
+        if self.is_hooked and is_served(job.root):
+            from ckptgate.accelerate import attach
+
+            attach(accelerator, saved_by={"data_version": "toy"})
         run = self.run_of(job.root)
         found = self.newest(run) if run.is_dir() else None
         job.began(found and found.name)

@@ -11,7 +11,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from tests.frameworks.job import Job
 from tests.frameworks.trainings import toy
-from tests.frameworks.trainings.rules import DcpHfRules, DcpRules, Rules
+from tests.frameworks.trainings.rules import DcpHfRules, DcpRules, Rules, is_served
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -86,16 +86,31 @@ class Dcp(_Fsdp, DcpRules):
         return {"model": model, "optim": optim}
 
     def save(self, path: Path) -> None:
-        if self.mode == "sync":
+        if self.mode.startswith("hook") and is_served(path.parent):
+            self._save_hooked(path)
+            return
+        if self.mode in {"sync", "hook"}:
             dcp.save(self.state(), checkpoint_id=path)
             return
         kind = AsyncCheckpointerType.THREAD
         if self.mode == "process":
             kind = AsyncCheckpointerType.PROCESS
-        group = self.group if self.mode == "thread" else None
+        group = self.group if self.mode in {"thread", "hook-thread"} else None
         self.pending = dcp.async_save(
             self.state(), checkpoint_id=path, process_group=group, async_checkpointer_type=kind
         )
+
+    def _save_hooked(self, path: Path) -> None:
+        from ckptgate.torch import StorageWriter
+
+        mesh = next(self.model.parameters()).device_mesh
+        writer = StorageWriter(path, mesh=mesh, saved_by={"data_version": "toy"})
+        if self.mode == "hook":
+            dcp.save(self.state(), storage_writer=writer)
+        else:
+            self.pending = dcp.async_save(
+                self.state(), storage_writer=writer, process_group=self.group
+            )
 
     def settle(self) -> None:
         if self.pending is not None:
@@ -103,7 +118,12 @@ class Dcp(_Fsdp, DcpRules):
 
     def restore(self, path: Path) -> None:
         state = self.state()
-        dcp.load(state, checkpoint_id=path)
+        if self.mode.startswith("hook") and is_served(path.parent):
+            from ckptgate.torch import StorageReader
+
+            dcp.load(state, storage_reader=StorageReader(path))
+        else:
+            dcp.load(state, checkpoint_id=path)
         set_state_dict(
             self.model,
             self.optim,

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from tests.frameworks.job import Job
 from tests.frameworks.trainings import toy
-from tests.frameworks.trainings.rules import LitRules
+from tests.frameworks.trainings.rules import LitRules, is_served
 
 __all__ = ["Lit"]
 
@@ -50,7 +50,7 @@ class Lit(LitRules):
             dirpath=job.root,
             every_n_train_steps=job.every,
             save_top_k=1 if self.mode == "link" and job.keep else -1,
-            save_last=None if self.mode == "file" else "link",
+            save_last=None if self.mode in {"file", "hook"} else "link",
             enable_version_counter=False,
         )
         found = self.newest(job.root)
@@ -62,7 +62,7 @@ class Lit(LitRules):
             strategy="ddp",
             max_steps=job.steps,
             callbacks=[_Marks(job), saves],
-            plugins=[AsyncCheckpointIO()] if self.mode == "async" else None,
+            plugins=self._plugins(job),
             logger=False,
             use_distributed_sampler=False,
             enable_progress_bar=False,
@@ -74,8 +74,16 @@ class Lit(LitRules):
         )
         return {"model": model.state_dict(), "optim": trainer.optimizers[0].state_dict()["state"]}
 
+    def _plugins(self, job: Job) -> list[Any] | None:
+        if self.mode == "hook" and is_served(job.root):
+            from ckptgate.lightning import CheckpointIO
+
+            return [CheckpointIO(saved_by={"data_version": "toy"})]
+        return [AsyncCheckpointIO()] if self.mode == "async" else None
+
     def load(self, path: Path) -> object:
-        state = torch.load(path, weights_only=False)
+        inner = path / "checkpoint.ckpt"
+        state = torch.load(inner if inner.exists() else path, weights_only=False)
         # Paths of the start that wrote it.
         state.pop("callbacks", None)
         return state

@@ -5,6 +5,7 @@ No framework is imported. `newest` may name what isn't there, where a link or a 
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Protocol
@@ -13,8 +14,16 @@ from tests.frameworks.job import Job, files_below, numbered
 
 __all__ = [
     "AcceleratedRules", "DcpHfRules", "DcpRules", "Framework", "LitRules", "MegatronRules",
-    "OrbaxRules", "Rules", "SnapshotRules", "TrainerRules", "ZeroRules",
+    "OrbaxRules", "Rules", "SnapshotRules", "TrainerRules", "ZeroRules", "is_served",
 ]  # fmt: skip
+
+
+def is_served(path: Path) -> bool:
+    """Whether a gateway serves that directory: a training with its hooks uses them then."""
+    try:
+        return bool(os.getxattr(path, "user.ckptgate.latest"))
+    except OSError:
+        return False
 
 
 class Rules:
@@ -74,8 +83,9 @@ class ZeroRules(Rules):
 
     step = re.compile(r"global_step[0-9]+")
 
-    def __init__(self, stage: int) -> None:
+    def __init__(self, stage: int, is_hooked: bool = False) -> None:
         self.stage = stage
+        self.is_hooked = is_hooked
 
     def newest(self, run: Path) -> Path | None:
         latest = run / "latest"
@@ -86,6 +96,9 @@ class TrainerRules(Rules):
     """`get_last_checkpoint`: the name alone."""
 
     step = re.compile(r"checkpoint-[0-9]+")
+
+    def __init__(self, is_hooked: bool = False) -> None:
+        self.is_hooked = is_hooked
 
 
 class LitRules(Rules):
@@ -101,7 +114,7 @@ class LitRules(Rules):
         self.mode = mode
 
     def newest(self, run: Path) -> Path | None:
-        if self.mode == "file":
+        if self.mode in {"file", "hook"}:
             return super().newest(run)
         last = run / "last.ckpt"
         return last if last.is_symlink() or last.exists() else None
@@ -114,6 +127,9 @@ class AcceleratedRules(Rules):
     """The highest number."""
 
     step = re.compile(r"checkpoint_[0-9]+")
+
+    def __init__(self, is_hooked: bool = False) -> None:
+        self.is_hooked = is_hooked
 
     def run_of(self, root: Path) -> Path:
         return root / "checkpoints"

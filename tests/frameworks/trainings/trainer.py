@@ -9,7 +9,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 from tests.frameworks.job import Job
-from tests.frameworks.trainings.rules import TrainerRules
+from tests.frameworks.trainings.rules import TrainerRules, is_served
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -56,10 +56,17 @@ class Trainer(TrainerRules):
             model=model,
             args=arguments,
             train_dataset=[{"input_ids": row, "labels": row} for row in rows],
-            callbacks=[_Marks(job)],
+            callbacks=[_Marks(job), *self._hook(job)],
         )
         trainer.train(resume_from_checkpoint=last)
         return {"model": model.state_dict(), "optim": trainer.optimizer.state_dict()["state"]}
+
+    def _hook(self, job: Job) -> list[TrainerCallback]:
+        if not (self.is_hooked and is_served(job.root)):
+            return []
+        from ckptgate.transformers import CommitCallback
+
+        return [CommitCallback(saved_by={"data_version": "toy"})]
 
     def load(self, path: Path) -> object:
         found: dict[str, object] = {}

@@ -11,7 +11,7 @@ import deepspeed
 import torch
 from tests.frameworks.job import Job
 from tests.frameworks.trainings import toy
-from tests.frameworks.trainings.rules import ZeroRules
+from tests.frameworks.trainings.rules import ZeroRules, is_served
 
 __all__ = ["Zero"]
 
@@ -33,6 +33,10 @@ class Zero(ZeroRules):
         }
         optim = torch.optim.Adam(model.parameters(), lr=1e-3)
         engine, *_ = deepspeed.initialize(model=model, optimizer=optim, config=config)
+        if self.is_hooked and is_served(job.root):
+            from ckptgate.deepspeed import attach
+
+            attach(engine, saved_by={"data_version": "toy"})
         path, _ = engine.load_checkpoint(str(job.root))
         job.began(path and Path(path).parent.name)
         for step in range(engine.global_steps + 1, job.steps + 1):

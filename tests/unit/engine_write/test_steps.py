@@ -11,7 +11,7 @@ from typing import Any
 
 import blake3
 import pytest
-from tests.engine_harness import Cluster
+from tests.engine_harness import Cluster, StagedNode
 
 from ckptgate.engine.digest import SpoolView, digest_file, has_hole
 from ckptgate.engine.jobs import Backoff, Cancelled, Jobs
@@ -358,15 +358,21 @@ def test_a_commit_that_came_true_may_be_repeated_and_no_other(cluster: Cluster) 
     for rank, world in ((0, 2), (1, None), (1, 2)):
         node.commit(ranks, rank, world)
     node.commit(everything, None, None, is_all=True)
-    others: tuple[tuple[AttemptRow, int | None, int | None], ...] = (
-        (ranks, None, None),
-        (ranks, 0, 3),
-        (ranks, 2, None),
-        (everything, 0, 1),
+    # A framework's marker, or somebody for all, may have come before a rank's own commit.
+    node.commit(everything, 0, 1)
+    node.commit(ranks, None, None, is_all=True)
+    other = cluster.node("b")
+    other.fetched("step-1")
+    (read,) = other.raw.attempts(name="step-1")
+    others: tuple[tuple[StagedNode, AttemptRow, int | None, int | None], ...] = (
+        (node, ranks, 0, 3),
+        (node, ranks, 2, None),
+        (other, read, 0, 1),
+        (other, read, None, None),
     )
-    for row, of_rank, of_world in others:
+    for place, row, of_rank, of_world in others:
         with pytest.raises(RefusedError, match="is committed"):
-            node.commit(row, of_rank, of_world, is_all=of_rank is None)
+            place.commit(row, of_rank, of_world, is_all=of_rank is None)
 
 
 # The loop

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from ckptgate.app.locate import Place, locate_run
 from ckptgate.engine.manifests import load_manifest
 from ckptgate.engine.verify import verify_checkpoint
 from ckptgate.errors import ExitCode
-from ckptgate.model.documents import encode
+from ckptgate.model.documents import Manifest, encode
 from ckptgate.ports.store import Store
 
 __all__ = ["add_commands"]
@@ -81,6 +82,7 @@ def _checkpoints(store: Store, place: Place) -> list[dict[str, Any]]:
             "pointers": [key for key, it in state.pointers.items() if it.value.target == name],
             "is_pinned": name in state.pins,
             "quarantined": state.quarantined.get(name, ""),
+            "saved_by": _saved_by(manifest),
         })  # fmt: skip
     rows.sort(key=lambda row: row["committed_at"])
     return rows
@@ -96,6 +98,8 @@ def _show(args: argparse.Namespace) -> int:
     print(f"{manifest.name}  attempt {manifest.attempt}  committed {at}")
     print(f"sealed by {manifest.event}  format {manifest.format_name or 'unknown'}")
     print(f"members {', '.join(manifest.members)}  generation {manifest.generation}")
+    for line in _saved_by_lines(manifest):
+        print(line)
     print_rows(
         ("PATH", "SIZE", "RANK", "BLAKE3"),
         [
@@ -105,6 +109,31 @@ def _show(args: argparse.Namespace) -> int:
         ],
     )  # fmt: skip
     return ExitCode.OK
+
+
+def _saved_by(manifest: Manifest) -> dict[str, Any] | None:
+    """How it was saved, as JSON values; None where nobody recorded that."""
+    return msgspec.to_builtins(manifest.saved_by) if manifest.saved_by else None
+
+
+def _saved_by_lines(manifest: Manifest) -> list[str]:
+    """The same for people: one line a field, and what ranks said differently."""
+    saved_by = manifest.saved_by
+    if not saved_by:
+        return []
+    lines = [f"saved by {key}: {_json(value)}" for key, value in sorted(saved_by.record.items())]
+    for conflict in saved_by.conflicts:
+        said = "; ".join(
+            f"{_json(value.value)} (rank {', '.join(map(str, value.ranks))})"
+            for value in conflict.values
+        )
+        lines.append(f"saved by {'.'.join(conflict.field)}, differently: {said}")
+    return lines
+
+
+def _json(value: Any) -> str:
+    # What a trainer recorded may hold characters that a terminal would obey.
+    return json.dumps(value, sort_keys=True)
 
 
 def _log(args: argparse.Namespace) -> int:
@@ -129,7 +158,7 @@ def _verify(args: argparse.Namespace) -> int:
         manifest, _ = committed(args, store, place)
         report = verify_checkpoint(store, place.run, manifest.name)
     if args.json:
-        print_json(dataclasses.asdict(report))
+        print_json({**dataclasses.asdict(report), "saved_by": _saved_by(manifest)})
     elif not report.problems:
         size = human_bytes(report.size_bytes)
         print(f"{report.name}: {report.files} files, {size}: every byte is as committed")
