@@ -25,7 +25,7 @@ from ckptgate_adapters.metrics.mapped import read_meters
 
 ROOT = Path(__file__).parents[2]
 STATUS = (ROOT / "gateway/STATUS.md").read_text(encoding="utf-8")
-MONITORING = ROOT / "adapters/ckptgate_adapters/systemd/files/monitoring"
+MONITORING = ROOT / "systemd/monitoring"
 ALERTS = yaml.safe_load((MONITORING / "alerts.yml").read_text(encoding="utf-8"))
 DASHBOARD = json.loads((MONITORING / "dashboard.json").read_text(encoding="utf-8"))
 RULES = {rule["alert"]: rule for group in ALERTS["groups"] for rule in group["rules"]}
