@@ -17,7 +17,7 @@ test: $(VENV)/.ready-test
 
 # Long matrices too.
 test-all: $(VENV)/.ready-test
-	$(BIN)/python -m pip install --quiet --group frameworks
+	$(BIN)/python -m pip install --quiet --group frameworks --group ecosystem
 	$(BIN)/python -m pytest -n $(WORKERS) $(DIST) $(PYTEST_ARGS)
 
 lint: $(VENV)/.ready-test

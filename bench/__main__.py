@@ -29,6 +29,7 @@ SUBJECTS = (
     "idle",
     "seeing",
     "restart",
+    "fsspec",
     "s3_upload",
     "s3_restore",
     "s3_requests",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,10 +18,12 @@ from ckptgate.engine.membership import Membership
 from ckptgate.engine.publisher import Publisher
 from ckptgate.engine.runlog import RunLogs
 from ckptgate.engine.settings import PublisherSettings
+from ckptgate.model.states import UNDECIDED
 from ckptgate.ports.catalog import Invalidations
 from ckptgate.ports.meters import Meters
-from ckptgate.ports.spool import Spool
+from ckptgate.ports.spool import PendingKind, Spool
 from ckptgate.ports.store import Store, VerifyMode
+from ckptgate.vfs.identify import Identify
 from ckptgate.vfs.settings import VfsSettings
 from ckptgate.vfs.vfs import Vfs
 from ckptgate_adapters.channels import DatagramWaker
@@ -28,10 +32,19 @@ from ckptgate_adapters.proc_identity import ProcIdentity
 from ckptgate_adapters.sqlite_spool import SqliteSpool
 from ckptgate_adapters.system_clock import SystemClock, SystemIds
 
-__all__ = ["Parts", "build_parts", "build_publisher", "build_vfs", "publisher_settings"]
+__all__ = [
+    "Parts",
+    "build_parts",
+    "build_publisher",
+    "build_vfs",
+    "has_work",
+    "publisher_settings",
+    "raise_file_limit",
+]
 
 _CLOSE_DELAY_S = 0.005
 _CONTACT_INTERVAL_S: Final = 30.0
+_OPEN_FILES: Final = 1 << 20
 _FILES_TO_DIRECTORY: Final = 2
 _FILES_TO_BUCKET: Final = 8
 """Sent at once: what a file waits for beside its parts is others' time. Their memory is bounded."""
@@ -127,8 +140,8 @@ def build_publisher(parts: Parts, invalidations: Invalidations) -> Publisher:
     )
 
 
-def build_vfs(parts: Parts, invalidations: Invalidations) -> Vfs:
-    """The name space of a mount."""
+def build_vfs(parts: Parts, invalidations: Invalidations, identity: Identify) -> Vfs:
+    """The name space of a mount; *identity* knows who asks."""
     config = parts.config
     catalog = StoreCatalog(
         store=parts.store,
@@ -145,7 +158,7 @@ def build_vfs(parts: Parts, invalidations: Invalidations) -> Vfs:
         waker=DatagramWaker(config.spool),
         clock=parts.clock,
         patterns=config.names.patterns(),
-        identify=ProcIdentity(),
+        identify=identity,
         invalidations=invalidations,
         settings=VfsSettings(
             default_job_key=config.job,
@@ -156,3 +169,18 @@ def build_vfs(parts: Parts, invalidations: Invalidations) -> Vfs:
             close_delay_s=_CLOSE_DELAY_S,
         ),
     )
+
+
+def has_work(spool: Spool) -> bool:
+    """Whether anything is undecided, or on its way into the store."""
+    return bool(spool.attempts(states=UNDECIDED) or spool.plain_ops()) or any(
+        row.kind is PendingKind.WHOLE for row in spool.pending()
+    )
+
+
+def raise_file_limit() -> None:
+    """Each open handle takes a descriptor; a trainer may hold many."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

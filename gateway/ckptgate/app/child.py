@@ -32,6 +32,10 @@ def main(argv: list[str]) -> int:
     _hear_of_parent(int(parent))
     config = parse_saved_config(sys.stdin.buffer.read(MAX_CONFIG_BYTES), "standard input")
     configure_logging(config.log_level, process=name, form=config.log.format)
+    if name == "clients":
+        from ckptgate.app.client_process import run_clients  # noqa: PLC0415 - only what it needs
+
+        return run_clients(config, int(rest[0]), float(rest[1]))
     *numbers, is_kept = (int(text) for text in rest)
     if name == "mount":
         from ckptgate.app.mount_process import run_mount  # noqa: PLC0415 - only what it needs

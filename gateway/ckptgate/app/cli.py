@@ -12,7 +12,17 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from ckptgate.app.commands import decide, keep, look, mounting, outside, running, service, status
+from ckptgate.app.commands import (
+    decide,
+    keep,
+    look,
+    mounting,
+    outside,
+    running,
+    service,
+    serving,
+    status,
+)
 from ckptgate.app.commands.output import print_json
 from ckptgate.errors import CkptError, ExitCode
 from ckptgate_adapters.channels import error_reply
@@ -40,7 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"ckptgate {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (mounting, status, look, decide, keep, outside, running, service):
+    for module in (mounting, serving, status, look, decide, keep, outside, running, service):
         module.add_commands(commands)
     return parser
 

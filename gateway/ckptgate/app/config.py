@@ -216,8 +216,11 @@ def make_config(
     spool: str,
     spool_max: str = "",
     s3: S3Section | None = None,
+    has_mount: bool = True,
 ) -> Config:
     """The whole configuration; arguments that aren't "" win over the file.
+
+    Without *has_mount* it is of a daemon that serves clients of `ckpt://` only.
 
     Raises:
         UsageError, ConfigError: something is missing or contradicts something else.
@@ -230,11 +233,11 @@ def make_config(
     if GATEWAY_DIR in root.split("/"):
         msg = f"{root} is in ckptgate's own directory of a store"
         raise UsageError(msg, subject=root, hint=f"mount {root.partition(f'/{GATEWAY_DIR}')[0]}")
-    if not mountpoint:
+    if not mountpoint and has_mount:
         msg = "no mount point is given"
         hint = "ckptgate mount STORE MOUNTPOINT, or `mountpoint` in the file"
         raise UsageError(msg, hint=hint)
-    where = os.path.abspath(mountpoint)
+    where = os.path.abspath(mountpoint) if has_mount else ""
     section = s3 or file.s3
     identity = store_identity(root, section.endpoint_url)
     staged = spool or file.spool or default_spool(identity, where)
@@ -243,7 +246,8 @@ def make_config(
         raise UsageError(msg, subject=staged)
     staged = os.path.realpath(os.path.expanduser(staged))
     local = {} if is_url(root) else {"store": root}
-    _check_apart(**local, mountpoint=where, spool=staged)
+    local |= {"mountpoint": where} if where else {}
+    _check_apart(**local, spool=staged)
     if file.log_level not in _LOG_LEVELS:
         msg = f"log_level is {file.log_level!r}, not one of {', '.join(_LOG_LEVELS)}"
         raise ConfigError(msg, subject="log_level")

@@ -13,14 +13,13 @@ import gc
 import json
 import logging
 import os
-import resource
 import signal
 import threading
 import time
 from contextlib import suppress
 from typing import Final
 
-from ckptgate.app.build import Parts, build_parts, build_vfs
+from ckptgate.app.build import Parts, build_parts, build_vfs, raise_file_limit
 from ckptgate.app.children import ORPHAN_S, ORPHANED, SUCCEED, only_one
 from ckptgate.app.config import SESSION_FILE, Config
 from ckptgate.app.mountpoints import abort_session
@@ -28,14 +27,16 @@ from ckptgate.app.stores import open_store
 from ckptgate.errors import FullError, UnusableError
 from ckptgate.vfs.vfs import Vfs
 from ckptgate_adapters.channels import MOUNT_SOCKET, DatagramReceiver
+from ckptgate_adapters.fsspec_ckpt.identity import ClientIdentity
+from ckptgate_adapters.fsspec_ckpt.serving import ClientServer
 from ckptgate_adapters.fuse.server import FuseServer
 from ckptgate_adapters.fuse.session import FuseSession
+from ckptgate_adapters.proc_identity import ProcIdentity
 
 __all__ = ["run_mount"]
 
 _log = logging.getLogger(__name__)
 _GC_NEW_OBJECTS: Final = 50_000
-_OPEN_FILES: Final = 1 << 20
 _LEFT: Final = 75
 """Exit code of one that ended for a successor: the session goes on."""
 _NICE: Final = -10
@@ -59,17 +60,13 @@ class _LateInvalidations:
 
 def run_mount(config: Config, device: int, ready_fd: int, *, is_kept: bool) -> int:
     """Serve until the unmount; returns 0 then, and another code where the session goes on."""
-    _raise_file_limit()
-    _go_before_others()
-    # Rows come and go by the hundred thousand in one listing and hold no cycles: looking through
-    # all that lives each time would make every caller wait.
-    gc.set_threshold(_GC_NEW_OBJECTS, 50, 100)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _set_process_up()
     store = open_store(config.store, config.s3)
     lock = only_one(config.spool, "mount")
     parts = build_parts(config, process="mount", store=store)
     invalidations = _LateInvalidations()
-    fs = build_vfs(parts, invalidations)
+    identity = ClientIdentity(ProcIdentity())
+    fs = build_vfs(parts, invalidations, identity)
     state_path = os.path.join(config.spool, SESSION_FILE)
     if os.path.exists(state_path):
         session = FuseSession.resume(device, state_path)
@@ -81,10 +78,12 @@ def run_mount(config: Config, device: int, ready_fd: int, *, is_kept: bool) -> i
     fs.start_session(is_takeover=session.is_resumed)
     server = FuseServer(fs, session, passthrough=config.passthrough, meters=parts.meters)
     invalidations.server = server
+    clients = ClientServer(fs, config.spool, identity=identity, invalidations=invalidations)
     receiver = DatagramReceiver(config.spool, MOUNT_SOCKET)
     threading.Thread(target=_receive, args=(receiver, server, fs), daemon=True).start()
     ending = _Ending(server, config.mountpoint, is_kept=is_kept)
     # The kernel queues requests from the moment of mounting on, so serving may begin after this.
+    clients.start()
     _announce(ready_fd)
     try:
         is_settled = server.serve()
@@ -96,6 +95,7 @@ def run_mount(config: Config, device: int, ready_fd: int, *, is_kept: bool) -> i
         # What is in the spool is there, as after a kill; and a successor waits for this end.
         logging.shutdown()
         os._exit(ending.code)
+    clients.close()
     receiver.close()
     parts.spool.close()
     parts.store.close()
@@ -150,6 +150,15 @@ class _Ending:
         self._server.stop()
 
 
+def _set_process_up() -> None:
+    raise_file_limit()
+    _go_before_others()
+    # Rows come and go by the hundred thousand in one listing and hold no cycles: looking through
+    # all that lives each time would make every caller wait.
+    gc.set_threshold(_GC_NEW_OBJECTS, 50, 100)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def _reserve_space(parts: Parts) -> None:
     """Have room for changes on a full disk; nobody waits for this yet."""
     try:
@@ -162,14 +171,6 @@ def _announce(ready_fd: int) -> None:
     with suppress(OSError):
         os.write(ready_fd, b"r")
         os.close(ready_fd)
-
-
-def _raise_file_limit() -> None:
-    """Each open handle takes a descriptor; a trainer may hold many."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
-    with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _go_before_others() -> None:

@@ -84,7 +84,7 @@ def within_reach(
             return _result(outcome[0])
         seen = _refuse_stopped(mounts(), child, seen)
         if time.monotonic() >= deadline:
-            where = ", ".join(mount.mountpoint for mount in mounts()) or "the file system"
+            where = ", ".join(mount.place for mount in mounts()) or "the file system"
             msg = f"the {child} process of {where} does not answer within {limit_s:g} s"
             hint = "see <spool>/ckptgate.log; ckptgate status lists the mounts"
             raise UnusableError(msg, subject=where, hint=hint)
@@ -110,8 +110,8 @@ def _refuse_stopped(mounts: list[MountInfo], child: str, seen: set[int]) -> set[
 
 
 def _stopped(mount: MountInfo, child: str, pid: int) -> UnusableError:
-    msg = f"the {child} process of {mount.mountpoint} (pid {pid}) is stopped and answers nobody"
-    return UnusableError(msg, subject=mount.mountpoint, hint=f"kill -CONT {pid}")
+    msg = f"the {child} process of {mount.place} (pid {pid}) is stopped and answers nobody"
+    return UnusableError(msg, subject=mount.place, hint=f"kill -CONT {pid}")
 
 
 def refuse_stopped(mount: MountInfo) -> None:
@@ -136,7 +136,12 @@ def in_reach(look: Callable[_P, _T]) -> Callable[_P, _T]:
         def mounts() -> list[MountInfo]:
             # By its words only: nothing may look into a mount here.
             every = list_mounts()
-            named = [m for m in every if os.path.commonpath((m.mountpoint, path)) == m.mountpoint]
+            every = [m for m in every if m.mountpoint] or every
+            named = [
+                m
+                for m in every
+                if m.mountpoint and os.path.commonpath((m.mountpoint, path)) == m.mountpoint
+            ]
             return named or every
 
         return within_reach(

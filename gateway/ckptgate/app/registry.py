@@ -25,7 +25,7 @@ class MountInfo:
     """A running mount.
 
     Attributes:
-        mountpoint, store, spool: absolute paths.
+        mountpoint, store, spool: absolute paths; the first is "" where only clients are served.
         pid: its supervisor.
         start: the supervisor's start time in clock ticks, so that a pid used again isn't mistaken.
     """
@@ -35,6 +35,11 @@ class MountInfo:
     spool: str
     pid: int
     start: int
+
+    @property
+    def place(self) -> str:
+        """What it is called by: its mount point, or its spool where it has none."""
+        return self.mountpoint or self.spool
 
     @property
     def is_alive(self) -> bool:
@@ -70,8 +75,8 @@ def own_info(*, mountpoint: str, store: str, spool: str) -> MountInfo:
     return MountInfo(mountpoint=mountpoint, store=store, spool=spool, pid=pid, start=start)
 
 
-def _file(mountpoint: str) -> str:
-    name = hashlib.sha256(mountpoint.encode()).hexdigest()[:16]
+def _file(mountpoint: str, spool: str) -> str:
+    name = hashlib.sha256((mountpoint or spool).encode()).hexdigest()[:16]
     return os.path.join(runtime_directory(), f"{name}.json")
 
 
@@ -88,10 +93,10 @@ def register_mount(info: MountInfo) -> None:
         if os.stat(directory).st_uid != os.geteuid():
             msg = f"{directory} belongs to another user"
             raise UnusableError(msg, subject=directory, hint="set XDG_RUNTIME_DIR")
-        temporary = f"{_file(info.mountpoint)}.{os.getpid()}"
+        temporary = f"{_file(info.mountpoint, info.spool)}.{os.getpid()}"
         with open(temporary, "w", encoding="utf-8") as stream:
             json.dump(asdict(info), stream)
-        os.replace(temporary, _file(info.mountpoint))
+        os.replace(temporary, _file(info.mountpoint, info.spool))
     except UnusableError:
         raise
     except OSError as exc:
@@ -99,10 +104,10 @@ def register_mount(info: MountInfo) -> None:
         raise UnusableError(msg, subject=directory) from exc
 
 
-def forget_mount(mountpoint: str) -> None:
+def forget_mount(mountpoint: str, spool: str) -> None:
     """Withdraw the announcement; none there is success."""
     with contextlib.suppress(OSError):
-        os.unlink(_file(mountpoint))
+        os.unlink(_file(mountpoint, spool))
 
 
 def list_mounts() -> list[MountInfo]:

@@ -12,6 +12,7 @@ from ckptgate.engine.hosts import note_host
 from ckptgate.engine.powerloss import begin_boot, end_clean
 from ckptgate.errors import CkptError
 from ckptgate.ports.rows import STOP_META
+from ckptgate_adapters.fsspec_ckpt.journal import JOURNAL_FILE
 from ckptgate_adapters.metrics.mapped import open_meters
 from ckptgate_adapters.sqlite_spool import SqliteSpool
 from ckptgate_adapters.system_clock import SystemClock
@@ -33,6 +34,9 @@ def begin_spool(path: str) -> None:
         begin_boot(spool, _boot_id(), events)
         spool.drop_meta(STOP_META)
         spool.clear_handles()
+        # Nothing is left of what clients had open.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(path, JOURNAL_FILE))
         spool.drop_orphans()
 
 

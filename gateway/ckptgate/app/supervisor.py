@@ -153,7 +153,7 @@ class Supervisor:
             return
         mountpoint = self._config.mountpoint
         self._keeping.end()
-        forget_mount(mountpoint)
+        forget_mount(mountpoint, self._config.spool)
         # Nobody serves it any more: while the device is open, a look at it waits for ever.
         os.close(self._device)
         if is_mounted(mountpoint):

@@ -10,7 +10,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 
-__all__ = ["copy_file", "data_ranges", "make_file"]
+__all__ = ["copy_bytes", "copy_file", "data_ranges", "make_file"]
 
 _FICLONE = 0x40049409
 _PIECE_BYTES = 64 * 1024 * 1024
@@ -40,7 +40,7 @@ def copy_file(source_fd: int, target: str) -> None:
     """
     target_fd = make_file(target)
     try:
-        _copy(source_fd, target_fd)
+        copy_bytes(source_fd, target_fd)
     finally:
         os.close(target_fd)
 
@@ -68,7 +68,8 @@ def data_ranges(fd: int, size: int) -> Iterator[tuple[int, int]]:
         yield start, end
 
 
-def _copy(source_fd: int, target_fd: int) -> None:
+def copy_bytes(source_fd: int, target_fd: int) -> None:
+    """Make the empty file *target_fd* a copy of *source_fd*, whose position moves."""
     try:
         fcntl.ioctl(target_fd, _FICLONE, source_fd)
     except OSError as exc:

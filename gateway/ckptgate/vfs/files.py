@@ -29,7 +29,7 @@ from ckptgate.vfs.attributes import entry_of, entry_of_new, is_decided
 from ckptgate.vfs.bytes import make_file
 from ckptgate.vfs.context import Context, Who, stale
 from ckptgate.vfs.following import SMALL_BYTES, follow
-from ckptgate.vfs.interface import Caller, Entry, Opened
+from ckptgate.vfs.interface import HELD, Caller, Entry, Opened
 from ckptgate.vfs.late import READER_WAIT_S
 from ckptgate.vfs.openfiles import OpenFile
 from ckptgate.vfs.room import await_room, check_room
@@ -99,8 +99,9 @@ def create(
     check_room(ctx)
     await_room(ctx, caller, directory.attempt)
     parent = revisions.writable_directory(ctx, caller, directory)
-    kind = None if parent.attempt is not None else pending_kind(ctx, parent, name)
-    if kind is PendingKind.WHOLE:
+    is_held = bool(flags & HELD)
+    kind = pending_kind(ctx, parent, name, is_held=is_held) if parent.attempt is None else None
+    if kind is PendingKind.WHOLE and names.is_whole(ctx, parent, name):
         check_taking(ctx, names.plain_path(parent, name))
     who = ctx.who(caller)
     with ctx.change():
@@ -167,8 +168,12 @@ def open_file(ctx: Context, caller: Caller, ino: int, flags: int) -> Opened:
         raise CkptError(msg, errno_value=value)
     if flags & os.O_ACCMODE == os.O_RDONLY and not flags & os.O_TRUNC:
         return _open_to_read(ctx, node)
+    is_emptied, is_held = bool(flags & os.O_TRUNC), bool(flags & HELD)
+    if is_emptied and is_held and node.attempt is not None:
+        msg = f"node {ino} is in a checkpoint: another file is to take its name"
+        raise ExistsError(msg, subject=f"node {ino}")
     check_room(ctx)
-    node = prepare_write(ctx, caller, node, is_emptied=bool(flags & os.O_TRUNC))
+    node = prepare_write(ctx, caller, node, is_emptied=is_emptied, is_held=is_held)
     assert node.file is not None
     fd = os.open(ctx.spool.data_path(node.file), _WRITE_FLAGS)
     try:

@@ -13,16 +13,17 @@ from functools import partial
 
 from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.spool import FileRow, HandleRow, NodeRow, PendingKind
-from ckptgate.vfs import events, pending, plain, revisions
+from ckptgate.vfs import events, pending, plain, revisions, times
 from ckptgate.vfs.attributes import is_decided, local_stat
 from ckptgate.vfs.closing import NotedClose
 from ckptgate.vfs.context import Context
 from ckptgate.vfs.interface import Caller
 from ckptgate.vfs.liveness import mark_torn
+from ckptgate.vfs.lookup import remove_name
 from ckptgate.vfs.unused import drop_if_unused
 from ckptgate.vfs.who import Who
 
-__all__ = ["flush", "quiet_file", "recover", "release", "take_over"]
+__all__ = ["flush", "give_up", "quiet_file", "recover", "release", "take_over"]
 
 _log = logging.getLogger(__name__)
 
@@ -154,6 +155,43 @@ def release(ctx: Context, fh: int) -> None:
             _drop_orphan(ctx, row.file)
 
 
+def give_up(ctx: Context, fh: int, *, is_removed: bool) -> int | None:
+    """Nobody closes this handle in order: see `interface.ClientFileSystem`.
+
+    Returns:
+        The attempt that lost a file by that, if any.
+    """
+    row = _row(ctx, fh)
+    if row is None or row.is_closed:
+        return None
+    with ctx.change():
+        ctx.spool.update_handle(fh, is_closed=True)
+        ctx.afterwards(partial(ctx.memory.files.closed, fh))
+        node = ctx.spool.node(row.ino)
+        held = None if node is None else pending.pending_of(ctx, row.ino)
+        if held is not None:
+            pending.drop(ctx, held)
+            ctx.invalidate(held.parent, held.name)
+        elif is_removed and node is not None and not is_decided(ctx, node):
+            _take_name(ctx, node)
+            return node.attempt
+        else:
+            _closed(ctx, None, row, is_torn=True)
+    return None
+
+
+def _take_name(ctx: Context, node: NodeRow) -> None:
+    """Have a file that was just made lose its name again; inside a change."""
+    place = ctx.spool.place(node.ino)
+    if place is None:
+        return
+    parent = ctx.node(place[0])
+    remove_name(ctx, parent, place[1], node)
+    times.names_changed(ctx, parent)
+    ctx.invalidate(parent.ino, place[1])
+    ctx.wake()
+
+
 def _is_release_noted(ctx: Context, row: HandleRow) -> bool:
     """Note the release of a closed handle if nothing else follows from it."""
     node = ctx.spool.node(row.ino)
@@ -230,6 +268,8 @@ def _after_close(ctx: Context, who: Who | None, node: NodeRow, *, is_torn: bool)
     if row is None:
         plain.queue_put(ctx, node)
         return
+    if row.kind is PendingKind.WHOLE and not is_torn:
+        pending.drop_others(ctx, row)
     parent = ctx.spool.node(row.parent)
     is_pointer = row.kind is PendingKind.POINTER and not is_torn
     if is_pointer and who is not None and parent is not None:

@@ -10,11 +10,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from ckptgate.ports.spool import NodeKind
 
-__all__ = ["Attr", "Caller", "DirEntry", "Entry", "FileSystem", "FsStats", "Opened", "SetAttr"]
+__all__ = [
+    "HELD",
+    "Attr",
+    "Caller",
+    "ClientFileSystem",
+    "DirEntry",
+    "Entry",
+    "FileSystem",
+    "FsStats",
+    "Opened",
+    "SetAttr",
+]
+
+HELD: Final = 1 << 40
+"""A flag of `create` and `open`: what is written is nobody's but its job's until it is closed.
+
+Outside of checkpoints it is a whole file then, whatever its name. Inside of one a new file is its
+job's anyway, and a file that is there can't be emptied so (EEXIST): the new version gets another
+name, and a rename.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,3 +264,24 @@ class FileSystem(Protocol):
     def setxattr(self, caller: Caller, ino: int, name: str, value: bytes, flags: int) -> None: ...
     def listxattr(self, caller: Caller, ino: int) -> Sequence[str]: ...
     def removexattr(self, caller: Caller, ino: int, name: str) -> None: ...
+
+
+class ClientFileSystem(FileSystem, Protocol):
+    """What a driver needs whose callers tell of their closes themselves, instead of a kernel."""
+
+    def give_up(self, fh: int, *, is_removed: bool) -> None:
+        """Nobody will close this handle in order; it is released.
+
+        What was written outside of checkpoints and is held until its close is dropped. A file in a
+        checkpoint is torn.
+
+        Args:
+            fh: the handle; an unknown one is ignored.
+            is_removed: its opener made the file and says that there is to be none: it loses its
+                name, too.
+        """
+        ...
+
+    def take_handles_over(self) -> None:
+        """Go on with the handles of a predecessor of this process; before `start_session`."""
+        ...

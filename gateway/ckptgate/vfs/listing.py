@@ -152,9 +152,8 @@ def snapshot(ctx: Context, caller: Caller, node: NodeRow) -> dict[str, tuple[Nod
     who = ctx.who(caller)
     # A name that is there all along may move: from pending values and own attempts to what
     # everybody sees. In this order each look finds it before or after that.
-    candidates: dict[str, None] = dict.fromkeys(
-        row.name for row in ctx.spool.pending(parent=node.ino)
-    )
+    held = frozenset(row.name for row in ctx.spool.pending(parent=node.ino))
+    candidates: dict[str, None] = dict.fromkeys(held)
     candidates.update(dict.fromkeys(visibility.own_attempts(ctx, who, node.ino)))
     view = ctx.view(caller, node.plain_path or "")
     view = waits.wait_to_resume(ctx, caller, who, node, view)
@@ -172,7 +171,7 @@ def snapshot(ctx: Context, caller: Caller, node: NodeRow) -> dict[str, tuple[Nod
         if child is not None:
             ctx.done_now(("plain", child.ino))
             candidates[entry.name] = None
-    return _meanings(ctx, caller, node, candidates, frozenset(entry.name for entry in stored))
+    return _meanings(ctx, caller, node, candidates, frozenset(e.name for e in stored), held)
 
 
 def _meanings(
@@ -181,12 +180,14 @@ def _meanings(
     node: NodeRow,
     candidates: dict[str, None],
     stored: frozenset[str],
+    held: frozenset[str],
 ) -> dict[str, tuple[NodeRow, float]]:
     found: dict[str, tuple[NodeRow, float]] = {}
     queue = Queue(ctx)
     for name in candidates:
         child = ctx.spool.child(node.ino, name)
-        if child is not None and child.plain_path is not None and _is_simple(ctx, node, name):
+        is_plain = child is not None and child.plain_path is not None
+        if child is not None and is_plain and name not in held and _is_simple(ctx, node, name):
             if name not in stored and not queue.touches(names.plain_path(node, name)):
                 # It is newer here, or another node removed it.
                 child = plain.refreshed(ctx, caller, node, name, child)

@@ -75,8 +75,9 @@ def unlink_outer(ctx: Context, caller: Caller, parent: NodeRow, name: str, found
     elif pending.is_pointed(ctx, parent, name):
         pending.put(ctx, who, parent, name, None, PendingKind.WHOLE)
     elif found.what is What.PENDING and ctx.spool.child(parent.ino, name) is None:
+        is_whole = found.pending is not None and found.pending.kind is PendingKind.WHOLE
         pending.drop_own(ctx, who, parent, name)
-        if names.is_whole(ctx, parent, name):
+        if is_whole or names.is_whole(ctx, parent, name):
             # An older version may be in the store only.
             plain.queue(ctx, PlainOpKind.REMOVE, names.plain_path(parent, name))
     else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from ckptgate.model.states import UNDECIDED, AttemptState
+from ckptgate.model.states import UNDECIDED, AttemptState, FileState
 from ckptgate.ports.catalog import RunView
 from ckptgate.ports.spool import (
     NodeKind,
@@ -23,8 +23,11 @@ from ckptgate.vfs.unused import drop_if_unused
 
 __all__ = [
     "decide",
+    "drop",
+    "drop_others",
     "drop_own",
     "is_awaited",
+    "is_closed_whole",
     "is_pointed",
     "last_view",
     "names_checkpoint",
@@ -53,16 +56,20 @@ def put(
     kind: PendingKind,
     *,
     target: str = "",
+    is_held: bool = False,
 ) -> PendingRow:
     """Make *ino* (None: nothing) what the caller's incarnation sees under that name.
 
     A pointer's value before that stays for the commit of its target, if that is still to come: else
-    nobody would know then what the framework's pointer was.
+    nobody would know then what the framework's pointer was. A whole file that is closed stays until
+    the new version is, if that *is_held*: its writer may give it up.
     """
     for old in ctx.spool.pending(parent=parent.ino, name=name):
         is_kept = kind is PendingKind.POINTER and ino is not None and old.target != target
-        if old.job_key == who.key and not (is_kept and is_awaited(ctx, old)):
-            _drop(ctx, old)
+        is_kept = is_kept and is_awaited(ctx, old)
+        is_kept = is_kept or (is_held and is_closed_whole(ctx, old))
+        if old.job_key == who.key and not is_kept:
+            drop(ctx, old)
     row = ctx.spool.add_pending(
         PendingRow(
             id=0,
@@ -83,21 +90,22 @@ def drop_own(ctx: Context, who: Who, parent: NodeRow, name: str) -> None:
     """Forget the incarnation's pending values of that name."""
     for row in ctx.spool.pending(parent=parent.ino, name=name):
         if row.job_key == who.key:
-            _drop(ctx, row)
+            drop(ctx, row)
 
 
-def _drop(ctx: Context, row: PendingRow) -> None:
+def drop(ctx: Context, row: PendingRow) -> None:
+    """Forget a pending value."""
     ctx.spool.drop_pending(row.id)
     if row.ino is not None:
         drop_if_unused(ctx, row.ino, is_forgotten=False)
 
 
-def _drop_others(ctx: Context, row: PendingRow, target: str = "") -> None:
+def drop_others(ctx: Context, row: PendingRow, target: str = "") -> None:
     """Forget the incarnation's earlier values of that name; with *target* those that name it."""
     for other in ctx.spool.pending(parent=row.parent, name=row.name):
         is_own = other.id != row.id and other.job_key == row.job_key
         if is_own and target in {"", other.target}:
-            _drop(ctx, other)
+            drop(ctx, other)
 
 
 def is_awaited(ctx: Context, row: PendingRow) -> bool:
@@ -106,6 +114,13 @@ def is_awaited(ctx: Context, row: PendingRow) -> bool:
         return False
     found = ctx.spool.attempts(run_ino=row.parent, name=row.target, states=UNDECIDED)
     return any(attempt.job_key == row.job_key for attempt in found)
+
+
+def is_closed_whole(ctx: Context, row: PendingRow) -> bool:
+    """Whether it is a whole file that nobody writes."""
+    node = None if row.ino is None else ctx.spool.node(row.ino)
+    file = None if node is None or node.file is None else ctx.spool.file(node.file)
+    return row.kind is PendingKind.WHOLE and file is not None and file.state is not FileState.OPEN
 
 
 def last_view(ctx: Context, run: str) -> RunView | None:
@@ -183,7 +198,7 @@ def decide(
     """
     text = pointers.read_text(ctx, node)
     target = "" if text is None else names_checkpoint(ctx, parent, text)
-    _drop_others(ctx, row, target)
+    drop_others(ctx, row, target)
     if target:
         ctx.spool.update_pending(row.id, target=target)
         events.after_pointer(ctx, who, parent.ino, target, row.name)

@@ -21,7 +21,15 @@ from ckptgate.vfs.liveness import record_writer
 from ckptgate.vfs.looking_again import has_come_again, replaced
 from ckptgate.vfs.unused import is_nameless
 
-__all__ = ["by_descriptor", "name_is_kept", "revise", "touch", "writable", "writable_directory"]
+__all__ = [
+    "by_descriptor",
+    "drop_unchanged",
+    "name_is_kept",
+    "revise",
+    "touch",
+    "writable",
+    "writable_directory",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -174,15 +182,19 @@ def by_descriptor(ctx: Context, caller: Caller, node: NodeRow, copy: NodeRow, be
     row = ctx.spool.attempt(first) if first else None
     if row is not None and row.id == copy.attempt:
         with ctx.taking_over():
-            row = ctx.spool.attempt(first)
-            if row is not None and _is_as_its_base(ctx, row):
-                why = "nothing was changed in it"
-                ctx.spool.update_attempt(row.id, state=AttemptState.ABANDONED, reason=why)
-        if row is not None:
-            ctx.invalidate(row.run_ino, row.name)
+            drop_unchanged(ctx, first)
     msg = f"node {node.ino} is committed: only by its path a new version of it can be opened"
     _log.warning("open-by-descriptor-refused ino=%d pid=%d", node.ino, caller.pid)
     raise CkptError(msg, subject=str(node.ino), errno_value=errno.EPERM)
+
+
+def drop_unchanged(ctx: Context, attempt: int) -> None:
+    """Give a revision up in which nothing was changed; inside a change."""
+    row = ctx.spool.attempt(attempt)
+    if row is not None and _is_as_its_base(ctx, row):
+        why = "nothing was changed in it"
+        ctx.spool.update_attempt(row.id, state=AttemptState.ABANDONED, reason=why)
+        ctx.invalidate(row.run_ino, row.name)
 
 
 def _is_as_its_base(ctx: Context, row: AttemptRow) -> bool:

@@ -12,11 +12,13 @@ import errno
 from collections.abc import Sequence
 
 from ckptgate.errors import CkptError
-from ckptgate.model.states import AttemptState
+from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.spool import NodeRow
-from ckptgate.vfs import events, newest, revisions, visibility
+from ckptgate.vfs import events, newest, pending, revisions, visibility
+from ckptgate.vfs.attributes import is_decided
 from ckptgate.vfs.context import Context
 from ckptgate.vfs.interface import Caller
+from ckptgate.vfs.stored import Queue
 
 __all__ = [
     "ABORT",
@@ -25,6 +27,7 @@ __all__ = [
     "LATEST",
     "SAVED_BY",
     "STATE",
+    "STORED",
     "getxattr",
     "listxattr",
     "removexattr",
@@ -37,6 +40,8 @@ COMMIT = "user.ckptgate.commit"
 ABORT = "user.ckptgate.abort"
 STATE = "user.ckptgate.state"
 LATEST = "user.ckptgate.latest"
+STORED = "user.ckptgate.stored"
+"""Of a file: `yes` once its present bytes are in the store, verified; else `no`."""
 
 _OWN = "user."
 _GATEWAYS = "user.ckptgate."
@@ -64,6 +69,8 @@ def getxattr(ctx: Context, caller: Caller, ino: int, name: str) -> bytes:
         return events.state_text(ctx, ctx.node(ino))
     if name == LATEST:
         return newest.latest_text(ctx, caller, ctx.node(ino))
+    if name == STORED:
+        return b"yes" if _is_stored(ctx, ctx.node(ino)) else b"no"
     if _is_users(name):
         value = ctx.spool.xattrs(ctx.node(ino).ino).get(name)
         if value is not None:
@@ -73,6 +80,17 @@ def getxattr(ctx: Context, caller: Caller, ino: int, name: str) -> bytes:
     if name.startswith("security.") or name in _SAID:
         raise _refused(name, errno.ENODATA)
     raise _refused(name, errno.ENOTSUP)
+
+
+def _is_stored(ctx: Context, node: NodeRow) -> bool:
+    """Whether the store has the file as it is, or whatever else is to be said of it there."""
+    ctx.apply_closes()
+    file = None if node.file is None else ctx.spool.file(node.file)
+    if node.attempt is not None:
+        return file is None or is_decided(ctx, node) or file.state is FileState.STORED
+    if pending.pending_of(ctx, node.ino) is not None:
+        return False
+    return node.plain_path is None or not Queue(ctx).touches(node.plain_path)
 
 
 def setxattr(

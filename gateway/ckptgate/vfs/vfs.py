@@ -28,6 +28,7 @@ from ckptgate.vfs import (
     mutate,
     plain,
     renames,
+    revisions,
     room,
     syncing,
     triggers,
@@ -258,6 +259,20 @@ class Vfs:
     def release(self, fh: int) -> None:
         """The last descriptor is gone; nobody would hear of a failure, so it is tried again."""
         self._releases.release(fh)
+
+    def give_up(self, fh: int, *, is_removed: bool) -> None:
+        """Nobody closes this handle in order; see `interface.ClientFileSystem`."""
+        ctx = self._ctx
+        with ctx.atomic():
+            changed = handles.give_up(ctx, fh, is_removed=is_removed)
+        self._releases.release(fh)
+        if changed is not None:
+            with ctx.change():
+                revisions.drop_unchanged(ctx, changed)
+
+    def take_handles_over(self) -> None:
+        """Go on with the handles of a predecessor of this process."""
+        files.reopen_all(self._ctx)
 
     def finish_releases(self) -> None:
         """Try again now what could not be noted before."""

@@ -250,6 +250,11 @@ def resolve(ctx: Context, caller: Caller, parent: NodeRow, name: str) -> Found |
     child = ctx.spool.child(parent.ino, name)
     is_plain = child is not None and child.plain_path is not None
     if child is not None and is_plain and not names.is_special(ctx, parent, name):
+        pending = pointers.own_pending(ctx, who, parent, name)
+        if pending is not None and pending.ino is not None:
+            # A new version that is held, see `interface.HELD`.
+            node = ctx.node(pending.ino)
+            return Found(node=node, what=What.PENDING, timeout_s=0.0, pending=pending)
         return _plain_found(ctx, caller, parent, name, child)
     return _in_run(ctx, caller, who, parent, name)
 

@@ -77,11 +77,16 @@ def _is_unpromised(ctx: Context, node: NodeRow, file: FileRow) -> bool:
     return file.key.startswith(f"{own}/")
 
 
-def pending_kind(ctx: Context, parent: NodeRow, name: str) -> PendingKind | None:
-    """As what a new file of that name is held, None if it is visible at once."""
+def pending_kind(
+    ctx: Context, parent: NodeRow, name: str, *, is_held: bool = False
+) -> PendingKind | None:
+    """As what a new file of that name is held, None if it is visible at once.
+
+    *is_held*: whoever writes it asks for that.
+    """
     if names.is_pointer(ctx, parent, name):
         return PendingKind.POINTER
-    return PendingKind.WHOLE if names.is_whole(ctx, parent, name) else None
+    return PendingKind.WHOLE if is_held or names.is_whole(ctx, parent, name) else None
 
 
 def take_bytes_along(ctx: Context, node: NodeRow) -> None:
@@ -142,7 +147,9 @@ def _place_of(ctx: Context, node: NodeRow) -> _Place | None:
     return None
 
 
-def prepare_write(ctx: Context, caller: Caller, node: NodeRow, *, is_emptied: bool) -> NodeRow:
+def prepare_write(
+    ctx: Context, caller: Caller, node: NodeRow, *, is_emptied: bool, is_held: bool = False
+) -> NodeRow:
     """The node with bytes that may be written in place, marked as being written.
 
     Args:
@@ -150,6 +157,7 @@ def prepare_write(ctx: Context, caller: Caller, node: NodeRow, *, is_emptied: bo
         caller: who writes.
         node: what was opened.
         is_emptied: the content is truncated to nothing: it need not be copied.
+        is_held: see `interface.HELD`.
 
     Raises:
         RenewedError: ESTALE, the name has a new node with such bytes now.
@@ -162,16 +170,16 @@ def prepare_write(ctx: Context, caller: Caller, node: NodeRow, *, is_emptied: bo
         # The kernel holds the committed node: it must look up the revision's.
         raise _renewed(target)
     place = _place_of(ctx, node)
-    if place is not None and _gets_pending(ctx, place, node):
-        _start_pending(ctx, caller, place, node, is_emptied=is_emptied)
+    if place is not None and _gets_pending(ctx, place, node, is_held=is_held):
+        _start_pending(ctx, caller, place, node, is_emptied=is_emptied, is_held=is_held)
         raise _renewed(node)
     if node.file is not None and not is_frozen(ctx, node, file_of(ctx, node)):
         with ctx.change():
             now = ctx.node(node.ino)
             place = _place_of(ctx, now)
-            if place is not None and _gets_pending(ctx, place, now):
+            if place is not None and _gets_pending(ctx, place, now, is_held=is_held):
                 # The publisher has just made it what everybody sees.
-                _start_pending(ctx, caller, place, now, is_emptied=is_emptied)
+                _start_pending(ctx, caller, place, now, is_emptied=is_emptied, is_held=is_held)
                 raise _renewed(node)
             return _in_place(ctx, node, is_emptied=is_emptied)
     is_open = bool(ctx.memory.files.count(node.ino))
@@ -216,23 +224,27 @@ def _emptied(ctx: Context, *, is_emptied: bool) -> dict[str, object]:
     return {"size": 0, "mtime_ns": ctx.clock.now_ns()} if is_emptied else {}
 
 
-def _gets_pending(ctx: Context, place: _Place, node: NodeRow) -> bool:
+def _gets_pending(ctx: Context, place: _Place, node: NodeRow, *, is_held: bool) -> bool:
     """Whether a write to this name makes a new version that is held.
 
-    What is held already is written in place, unless the commit of its target is to publish it.
+    What is held already is written in place, unless the commit of its target is to publish it, or
+    it is closed and its writer may give the new version up.
     """
     if node.attempt is not None:
         return False
     if place.pending is not None:
-        return pending.is_awaited(ctx, place.pending)
-    return pending_kind(ctx, place.parent, place.name) is not None or node.plain_path is None
+        return pending.is_awaited(ctx, place.pending) or (
+            is_held and pending.is_closed_whole(ctx, place.pending)
+        )
+    kind = pending_kind(ctx, place.parent, place.name, is_held=is_held)
+    return kind is not None or node.plain_path is None
 
 
 def _start_pending(
-    ctx: Context, caller: Caller, place: _Place, node: NodeRow, *, is_emptied: bool
+    ctx: Context, caller: Caller, place: _Place, node: NodeRow, *, is_emptied: bool, is_held: bool
 ) -> None:
-    kind = pending_kind(ctx, place.parent, place.name) or PendingKind.POINTER
-    if kind is PendingKind.WHOLE:
+    kind = pending_kind(ctx, place.parent, place.name, is_held=is_held) or PendingKind.POINTER
+    if kind is PendingKind.WHOLE and names.is_whole(ctx, place.parent, place.name):
         check_taking(ctx, names.plain_path(place.parent, place.name))
     who = ctx.who(caller)
     known = pointers.own_pending(ctx, who, place.parent, place.name)
@@ -242,7 +254,7 @@ def _start_pending(
         if pointers.own_pending(ctx, who, place.parent, place.name) != known:
             raise _too_late(ctx, node, file)
         copy = _copy_node(ctx, node, file, names.plain_path(place.parent, place.name))
-        pending.put(ctx, who, place.parent, place.name, copy.ino, kind)
+        pending.put(ctx, who, place.parent, place.name, copy.ino, kind, is_held=is_held)
     ctx.invalidate(place.parent.ino, place.name)
 
 

@@ -116,7 +116,7 @@ def _gc_unserved(args: argparse.Namespace, place: Place) -> int:
 
 def _ask(mount: MountInfo, request: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = ask(mount, request, timeout_s=_TIMEOUT_S)
-    return {"mountpoint": mount.mountpoint, **found}
+    return {"mountpoint": mount.place, **found}
 
 
 def _print(report: dict[str, Any]) -> None:

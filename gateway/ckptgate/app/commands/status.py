@@ -160,10 +160,10 @@ def _report(served: Served) -> dict[str, Any]:
         if exc.kind is ErrorKind.NOT_FOUND:
             raise
         # The others are still worth seeing; the exit code tells.
-        return {"mountpoint": mount.mountpoint, "store": mount.store, "error": exc.message}
+        return {"mountpoint": mount.place, "store": mount.store, "error": exc.message}
     if "schema" not in found:
         error = "its daemon is of an older release: unmount, and mount again"
-        return {"mountpoint": mount.mountpoint, "store": mount.store, "error": error}
+        return {"mountpoint": mount.place, "store": mount.store, "error": error}
     return found
 
 
@@ -196,7 +196,7 @@ def _status_code(report: dict[str, Any]) -> ExitCode:
 
 
 def _print_report(report: dict[str, Any]) -> None:
-    print(f"{report['mountpoint']}  store {report['store']}")
+    print(f"{report['mountpoint'] or report['spool']}  store {report['store']}")
     if "error" in report:
         print(f"  {printable(report['error'])}")
         return

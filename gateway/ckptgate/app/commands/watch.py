@@ -150,7 +150,7 @@ def mount_view(title: str, report: dict[str, Any]) -> RenderableType:
 def _view(mounts: Sequence[tuple[MountInfo, str]]) -> RenderableType:
     views: list[RenderableType] = []
     for mount, below in mounts:
-        title = f"{mount.mountpoint} -> {mount.store}"
+        title = f"{mount.place} -> {mount.store}"
         try:
             views.append(mount_view(title, ask(mount, {"op": "status", "path": below})))
         except CkptError as exc:

@@ -1,0 +1,123 @@
+"""Which handles clients have, in a file of the spool: a daemon's successor goes on with them.
+
+Owns the rule when handles are still what they were: as long as the file is the same, which its
+epoch tells. Who runs the spool anew removes it. A record is written by one write(2), so a kill
+leaves whole records or a torn tail that is ignored; a power loss ends all clients anyway.
+
+Any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import struct
+import threading
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["JOURNAL_FILE", "Journal", "Owner"]
+
+JOURNAL_FILE: Final = "clients.opens"
+_HEAD: Final = struct.Struct("<16s")
+_RECORD: Final = struct.Struct("<QQQ16s")
+_SLACK: Final = 65536
+"""So many records of handles that are gone are kept before the file is written anew."""
+_NO_SESSION: Final = bytes(16)
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose a handle is: its process (0 if unknown) with its start time, and its session's id."""
+
+    pid: int
+    start: int
+    session: str
+
+
+class Journal:
+    """The handles of clients."""
+
+    def __init__(self, spool_path: str) -> None:
+        self._path = os.path.join(spool_path, JOURNAL_FILE)
+        self._lock = threading.Lock()
+        self._open: dict[int, Owner] = {}
+        self._records = 0
+        data = self._read()
+        is_known = len(data) >= _HEAD.size
+        self._epoch = data[: _HEAD.size] if is_known else secrets.token_bytes(_HEAD.size)
+        if is_known:
+            self._replay(data[_HEAD.size :])
+        self._fd = -1
+        self._write_anew()
+
+    @property
+    def epoch(self) -> str:
+        """It is another one when handles of before are gone."""
+        return self._epoch.hex()
+
+    def owners(self) -> dict[int, Owner]:
+        """Handle -> whose it is."""
+        with self._lock:
+            return dict(self._open)
+
+    def add(self, fh: int, owner: Owner) -> None:
+        """A handle was opened."""
+        with self._lock:
+            self._open[fh] = owner
+            session = bytes.fromhex(owner.session)
+            self._append(_RECORD.pack(fh, owner.pid, owner.start, session))
+
+    def drop(self, fh: int) -> None:
+        """A handle is gone."""
+        with self._lock:
+            if self._open.pop(fh, None) is None:
+                return
+            self._append(_RECORD.pack(fh, 0, 0, _NO_SESSION))
+            if self._records > _SLACK + 2 * len(self._open):
+                self._write_anew()
+
+    def close(self) -> None:
+        """Stop writing."""
+        with self._lock:
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                os.close(fd)
+
+    def _append(self, record: bytes) -> None:
+        if self._fd >= 0:
+            os.write(self._fd, record)
+            self._records += 1
+
+    def _read(self) -> bytes:
+        try:
+            with open(self._path, "rb") as stream:
+                return stream.read()
+        except FileNotFoundError:
+            return b""
+
+    def _replay(self, data: bytes) -> None:
+        whole = len(data) - len(data) % _RECORD.size
+        for fh, pid, start, session in _RECORD.iter_unpack(data[:whole]):
+            if session == _NO_SESSION:
+                self._open.pop(fh, None)
+            else:
+                self._open[fh] = Owner(pid, start, session.hex())
+
+    def _write_anew(self) -> None:
+        """Replace the file by one of the open handles only; the new one is appended to."""
+        temporary = f"{self._path}.tmp"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+        fd = os.open(temporary, flags, 0o600)
+        records = [
+            _RECORD.pack(fh, owner.pid, owner.start, bytes.fromhex(owner.session))
+            for fh, owner in self._open.items()
+        ]
+        os.write(fd, self._epoch + b"".join(records))
+        os.replace(temporary, self._path)
+        old, self._fd = self._fd, fd
+        self._records = len(records)
+        if old >= 0:
+            with contextlib.suppress(OSError):
+                os.close(old)

@@ -1,0 +1,24 @@
+"""What is used of fsspec: its types are partly unknown, so all of it is `Any` here."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__all__ = [
+    "COMPRESSIONS",
+    "AbstractBufferedFile",
+    "AbstractFileSystem",
+    "OpenFile",
+    "Transaction",
+    "get_compression",
+]
+
+_core: Any = import_module("fsspec.core")
+_spec: Any = import_module("fsspec.spec")
+AbstractBufferedFile: Any = _spec.AbstractBufferedFile
+AbstractFileSystem: Any = _spec.AbstractFileSystem
+COMPRESSIONS: Any = import_module("fsspec.compression").compr
+OpenFile: Any = _core.OpenFile
+Transaction: Any = import_module("fsspec.transaction").Transaction
+get_compression: Any = _core.get_compression
