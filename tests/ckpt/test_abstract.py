@@ -1,4 +1,7 @@
-"""fsspec's own suite for file systems, on a directory outside of checkpoints and in an open one."""
+"""fsspec's own suite for file systems, on a directory outside of checkpoints and in an open one.
+
+All of it takes two minutes; of each kind of calls one place is in `make test`.
+"""
 
 from __future__ import annotations
 
@@ -45,14 +48,17 @@ class _Checkpoint(_Fixtures):
         return path
 
 
+@pytest.mark.full
 class TestCopyPlain(AbstractCopyTests, _Plain):  # type: ignore[misc]
     pass
 
 
+@pytest.mark.full
 class TestGetPlain(AbstractGetTests, _Plain):  # type: ignore[misc]
     pass
 
 
+@pytest.mark.full
 class TestPutPlain(AbstractPutTests, _Plain):  # type: ignore[misc]
     pass
 
@@ -65,6 +71,7 @@ class TestOpenPlain(AbstractOpenTests, _Plain):  # type: ignore[misc]
     pass
 
 
+@pytest.mark.full
 class TestCopyCheckpoint(AbstractCopyTests, _Checkpoint):  # type: ignore[misc]
     pass
 
@@ -73,6 +80,7 @@ class TestGetCheckpoint(AbstractGetTests, _Checkpoint):  # type: ignore[misc]
     pass
 
 
+@pytest.mark.full
 class TestPutCheckpoint(AbstractPutTests, _Checkpoint):  # type: ignore[misc]
     pass
 
