@@ -73,12 +73,14 @@ def test_a_plain_file_that_only_the_bucket_has_is_read_in_ranges(bucket, bucket_
     assert fs.cat("data/table.bin") == data
 
 
+@pytest.mark.full
 def test_a_durable_file_is_in_the_bucket_when_its_close_returns(bucket, bucket_place):
     fs = bucket_place.fs(durable=True)
     fs.pipe("notes/a.txt", b"kept")
     assert bucket.below("ckpts").read("notes/a.txt") == b"kept"
 
 
+@pytest.mark.full
 def test_the_chained_form_names_the_bucket(bucket, bucket_place):
     options = {k: v for k, v in bucket_place.options.items() if k != "store"}
     fs, path = fsspec.core.url_to_fs(f"ckpt://run::{bucket_place.store}", ckpt=options)

@@ -127,9 +127,9 @@ def test_no_descriptor_is_left_behind(place, fs, run):
 
 
 def test_a_large_directory_is_listed_whole(fs, run):
-    for number in range(1200):
+    for number in range(600):
         fs.touch(f"{run}/step-1/{'n' * 60}-{number}")
-    assert len(fs.ls(f"{run}/step-1", detail=False)) == 1200
+    assert len(fs.ls(f"{run}/step-1", detail=False)) == 600
 
 
 def _connected(place) -> socket.socket:

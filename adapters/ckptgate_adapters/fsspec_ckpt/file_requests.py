@@ -146,11 +146,15 @@ class FileRequests(Answering):
             self._forget(file, is_removed=bool(request.part))
             raise
         try:
-            if is_promise and file.ino:
-                self.settle(file.ino, is_close=True)
+            if is_promise:
+                self.settle(self._node_of(file, request.path), is_close=True)
         finally:
             self._released(file)
         yield Answer(Told())
+
+    def _node_of(self, file: ClientFile, path: str) -> int:
+        """The file's node, which isn't told of a handle that a predecessor opened."""
+        return file.ino or self.steadily(lambda walk: walk.find(path).attr.ino)
 
     def _take_place(self, walk: Walk, request: messages.Close) -> None:
         """A new version gets the name that it is for; it is still open, so nothing is voted."""
