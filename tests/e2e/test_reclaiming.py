@@ -152,7 +152,7 @@ def test_a_spool_at_its_limit_gives_up_what_is_published_then_refuses_new_files(
     # On another file system than the store: what the two share by links costs the spool nothing.
     require(os.stat("/dev/shm").st_dev != tmp_path.stat().st_dev, "no second file system")
     limit = 24 << 20
-    config = FAST + f'spool_max = "{limit // (1 << 20)}MiB"\n'
+    config = FAST + f'spool_max = "{limit // (1 << 20)}MiB"\nwait_s = 0\n'
     with (
         tempfile.TemporaryDirectory(dir="/dev/shm", prefix="ckptgate-test-") as other,
         _limited(tmp_path, Path(other), config) as made,

@@ -106,10 +106,10 @@ class Evictor:
 
         What checkpoints under way will need counts as taken: so it is made before they need it.
         """
-        free = room.free - reserved
-        if not self._settings.spool_free_min_share or not room.total:
-            return 0
-        if free >= room.total * self._settings.spool_free_min_share:
+        share = self._settings.spool_free_min_share
+        # Of 0 is left only what a limit needs: that what is above it goes.
+        free = room.free - reserved if share else room.free
+        if not room.total or free >= room.total * share:
             return 0
         return room.total * self._settings.spool_free_target_share - free
 

@@ -27,6 +27,8 @@ _log = logging.getLogger(__name__)
 _LOOK_S: Final = 0.5
 """Between looks at what the publisher counted."""
 _POLL_S: Final = 0.2
+_LOW_S: Final = 1.5
+_SOON_S: Final = 5.0
 _ATTEMPTS_KEPT: Final = 1000
 
 
@@ -73,14 +75,30 @@ def _wait_for(ctx: Context, attempt: int, needed: int, limit_s: float) -> None:
     began_s = ctx.clock.monotonic()
     _log.warning("room-awaited attempt=%d needed=%d free=%d", attempt, needed, _free(ctx))
     while (free := _free(ctx)) < needed:
-        waited_s = ctx.clock.monotonic() - began_s
-        is_away = bool(Contact.parse(ctx.spool.get_meta(CONTACT_META)).away_ns)
-        if waited_s >= limit_s or is_away:
-            why = "the store is away" if is_away else f"waited {waited_s:.0f} s"
+        why = _why_vain(ctx, ctx.clock.monotonic() - began_s, limit_s)
+        if why:
             _log.warning("room-short needed=%d free=%d reason=%r", needed, free, why)
             return
         ctx.clock.sleep(_POLL_S)
     _log.info("room-made needed=%d free=%d", needed, free)
+
+
+def _why_vain(ctx: Context, waited_s: float, limit_s: float) -> str:
+    """Why waiting any longer can't help, "" if it may."""
+    spool = ctx.spool
+    if waited_s >= limit_s:
+        return f"waited {waited_s:.0f} s"
+    if Contact.parse(spool.get_meta(CONTACT_META)).away_ns:
+        return "the store is away"
+    if spool.attempts(states=(AttemptState.SEALED,)) or spool.plain_ops():
+        # What is published can go.
+        return ""
+    # The publisher says within a second that there is nothing to give up; what it has just
+    # published it gives up soon.
+    is_low = _room(ctx).is_low
+    if waited_s >= (_LOW_S if is_low else _SOON_S):
+        return "nothing is on its way to the store that could go then"
+    return ""
 
 
 def _free(ctx: Context) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -312,3 +313,14 @@ def test_nothing_is_given_up_where_that_is_switched_off(cluster: Cluster) -> Non
         node.step()
         cluster.clock.advance(1.0)
     assert is_here(node, file)
+
+
+def test_what_is_above_a_limit_goes_whatever_the_shares_say(cluster: Cluster) -> None:
+    node = cluster.node("a")
+    saved = [save(cluster, node, f"step-{n}")[1] for n in range(3)]
+    # Less than the spool takes by itself.
+    cluster.settings = replace(cluster.settings, spool_max_bytes=1 << 16)
+    assert cluster.settings.spool_free_min_share == 0
+    node = cluster.node("a")
+    node.step()
+    assert not any(is_here(node, file) for file in saved)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from ckptgate.errors import FullError
-from ckptgate.model.states import FileState
+from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.spool import CONTACT_META, ROOM_META, Contact, LocalBytes, SpoolRoom
 from ckptgate.vfs.settings import VfsSettings
 
@@ -117,10 +117,17 @@ def begin(world) -> None:
     world.mkdir(world.a, "step-2")
 
 
+def under_way(world) -> None:
+    """Another save waits for the store; when it is there its copy can go."""
+    world.mkdir(world.b, "step-7")
+    world.spool.update_attempt(world.attempt("step-7").id, state=AttemptState.SEALED)
+
+
 def test_a_first_file_waits_for_the_room_of_the_checkpoint_before(limited, caplog):
     world = limited
     committed_before(world, 3 * MIB)
     set_room(world, used=6 * MIB)
+    under_way(world)
     begin(world)
     waits = []
 
@@ -145,11 +152,28 @@ def test_a_save_that_may_not_fit_goes_on_after_its_wait(limited, caplog):
     world = limited
     committed_before(world, 3 * MIB)
     set_room(world, used=6 * MIB)
+    under_way(world)
     begin(world)
     before = world.clock.seconds
     world.write(world.a, "step-2/w.bin", b"it is smaller than the last one")
     assert 59 < world.clock.seconds - before < 62
     assert "room-short" in caplog.text
+
+
+@pytest.mark.parametrize(("is_low", "most_s"), [(True, 2), (False, 6)])
+def test_nobody_waits_long_where_nothing_is_on_its_way(limited, caplog, is_low: bool, most_s: int):
+    world = limited
+    committed_before(world, 3 * MIB)
+    set_room(world, used=6 * MIB)
+    room = SpoolRoom(used=6 * MIB, limit=8 * MIB, is_low=is_low)
+    world.spool.set_meta(ROOM_META, msgspec.json.encode(room).decode())
+    begin(world)
+    for row in world.spool.plain_ops():
+        world.spool.drop_plain_op(row.id)
+    before = world.clock.seconds
+    world.write(world.a, "step-2/w.bin", b"1")
+    assert 1 < world.clock.seconds - before < most_s
+    assert "nothing is on its way" in caplog.text
 
 
 def test_nobody_waits_for_a_store_that_is_away(limited, caplog):
