@@ -68,7 +68,7 @@ def run(plan: Plan) -> Iterator[Figure]:
     ):
         for step in range(20):
             (mount.path / f"step-{step}").mkdir()
-            files = {"count": plan.sizes.files // 50, "size": 4096}
+            files = {"count": max(1, plan.sizes.files // 50), "size": 4096}
             one[0].seconds("create", directory=mount.path / f"step-{step}", **files)
             if step < 19:
                 one[0].seconds("commit", directory=mount.path / f"step-{step}")

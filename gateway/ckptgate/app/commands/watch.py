@@ -104,11 +104,9 @@ def _share(done: int, total: int) -> str:
 def _pace(row: dict[str, Any]) -> str:
     if row["phases"] and "commit" in row["phases"]:
         return f"took {human_seconds(sum(row['phases'].values()))}"
-    if not row["rate_bytes_s"]:
+    if not row["rate_bytes_s"] or row["stored_bytes"] >= row["size_bytes"]:
         return ""
-    left = row["eta_s"] if row["stored_bytes"] < row["size_bytes"] else 0
-    eta = f", {human_seconds(left)} left" if left else ""
-    return f"{human_bytes(row['rate_bytes_s'])}/s{eta}"
+    return f"{human_bytes(row['rate_bytes_s'])}/s, {human_seconds(row['eta_s'])} left"
 
 
 def _line(report: dict[str, Any]) -> Text:
