@@ -4,25 +4,31 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import Any
 
 from fsspec.core import url_to_fs
 
-__all__ = ["UrlPlace"]
+from ckptgate_adapters.hooks.place import told
 
-_STATE: Final = "user.ckptgate.state"
+__all__ = ["UrlPlace"]
 
 
 class UrlPlace:
-    """What a URL means to the fsspec file system, whose daemon answers extended attributes.
+    """What a URL means to the fsspec file system, whose daemon answers extended attributes."""
 
-    It has no descriptor that would stay with what the name means now: `held` is the name itself.
-    """
+    def __init__(self, fs: Any, path: str, address: str, directory: Any = None) -> None:
+        """A place of *fs*.
 
-    def __init__(self, fs: Any, path: str, address: str) -> None:
+        Args:
+            fs: the file system.
+            path: in it.
+            address: the whole URL.
+            directory: held open there, if any.
+        """
         self.address = address
         self._fs = fs
         self._path = path
+        self._directory = directory
 
     @staticmethod
     def of(url: str) -> UrlPlace:
@@ -41,7 +47,8 @@ class UrlPlace:
 
     def below(self, name: str) -> UrlPlace:
         """See `Place`."""
-        return UrlPlace(self._fs, f"{self._path.rstrip('/')}/{name}", f"{self.address}/{name}")
+        path = f"{self._path.rstrip('/')}/{name}".lstrip("/")
+        return UrlPlace(self._fs, path, f"{self.address}/{name}")
 
     def has(self, name: str) -> bool:
         """See `Place`."""
@@ -49,17 +56,32 @@ class UrlPlace:
 
     def say(self, attribute: str, value: bytes) -> None:
         """See `Place`."""
-        self._fs.setxattr(self._path, attribute, value)
+        try:
+            if self._directory is None:
+                self._fs.setxattr(self._path, attribute, value)
+            else:
+                self._directory.setxattr(attribute, value)
+        except OSError as exc:
+            raise told(exc, self.address) from exc
 
     def ask(self, attribute: str) -> dict[str, Any]:
         """See `Place`."""
-        found: dict[str, Any] = json.loads(self._fs.getxattr(self._path, attribute))
+        try:
+            if self._directory is None:
+                data = self._fs.getxattr(self._path, attribute)
+            else:
+                data = self._directory.getxattr(attribute)
+        except OSError as exc:
+            raise told(exc, self.address) from exc
+        found: dict[str, Any] = json.loads(data)
         return found
 
     def held(self) -> UrlPlace:
         """See `Place`."""
-        self.ask(_STATE)
-        return self
+        return UrlPlace(self._fs, self._path, self.address, self._fs.hold(self._path))
 
     def release(self) -> None:
         """See `Place`."""
+        directory, self._directory = self._directory, None
+        if directory is not None:
+            directory.release()

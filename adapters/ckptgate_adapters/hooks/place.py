@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 from ckptgate.errors import UsageError
 
-__all__ = ["MountPlace", "Place", "is_url", "place_of", "step_of"]
+__all__ = ["MountPlace", "Place", "is_url", "place_of", "step_of", "told"]
 
 SCHEME: Final = "ckpt"
 _STEP: Final = re.compile(r"([0-9]{1,18})/?$")
@@ -98,14 +98,14 @@ class MountPlace:
         try:
             os.setxattr(self._target, attribute, value)
         except OSError as exc:
-            raise _told(exc, self.address) from exc
+            raise told(exc, self.address) from exc
 
     def ask(self, attribute: str) -> dict[str, Any]:
         """See `Place`."""
         try:
             found: dict[str, Any] = json.loads(os.getxattr(self._target, attribute))
         except OSError as exc:
-            raise _told(exc, self.address) from exc
+            raise told(exc, self.address) from exc
         return found
 
     def held(self) -> MountPlace:
@@ -120,7 +120,7 @@ class MountPlace:
             os.close(fd)
 
 
-def _told(error: OSError, address: str) -> OSError:
+def told(error: OSError, address: str) -> OSError:
     """The error, or what it means where no gateway answers: other file systems keep attributes."""
     if error.errno not in {errno.ENOTSUP, errno.ENODATA}:
         return error
