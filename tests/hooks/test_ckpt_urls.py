@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.ckpt.places import Place
@@ -57,7 +58,7 @@ def run(request) -> str:
 
 def both(place: Place, run: str, words: list[str]) -> list[str]:
     """Two ranks save; one after the other goes on once both are half done."""
-    ranks = [
+    ranks: list[Any] = [
         place.start(SAVE, run, str(rank), word, run_id="one") for rank, word in enumerate(words)
     ]
     told = []
@@ -111,7 +112,7 @@ def test_dcp_s_hook_saves_and_loads_by_a_url(place: Place, run: str, way: str, r
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     env = place.environment(run_id=way) | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    ranks = [
+    ranks: list[Any] = [
         subprocess.Popen(
             [sys.executable, str(DCP_RANKS), run, way, str(rank), port],
             env=env | {"RANK": str(rank), "WORLD_SIZE": "2"},

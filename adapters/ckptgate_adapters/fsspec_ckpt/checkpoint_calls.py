@@ -48,7 +48,6 @@ class CheckpointCalls(Base):
             self.setxattr(path, _COMMIT, value.encode())
         except OSError as exc:
             raise _no_checkpoint(exc, path) from exc
-        exiting.note(self.client, path, is_committed=True)
         if self.durable:
             self.wait(path)
 
@@ -125,6 +124,7 @@ class CheckpointCalls(Base):
         """Set an extended attribute, as on a mount."""
         path = self._strip_protocol(path)
         self.call(messages.SetXattr(id=self.next_id(), path=path, name=name, value=value))
+        _note(self.client, path, name)
 
     def hold(self, path: str) -> HeldDirectory:
         """A directory whose attributes can be asked for whatever becomes of its name."""
@@ -153,12 +153,19 @@ class HeldDirectory:
         """Set an extended attribute."""
         id = self._client.next_id()
         self._client.call(messages.SetXattr(id=id, held=self._number, name=name, value=value))
+        _note(self._client, self.path, name)
 
     def release(self) -> None:
         """It need not be held any longer."""
         number, self._number = self._number, -1
         if number >= 0:
             self._client.call(messages.Unhold(held=number))
+
+
+def _note(client: Client, path: str, name: str) -> None:
+    """Have what was committed by whatever call waited for at the process's end."""
+    if name == _COMMIT:
+        exiting.note(client, path, is_committed=True)
 
 
 def _no_checkpoint(exc: OSError, path: str) -> OSError:
