@@ -10,6 +10,7 @@ import pytest
 from tests.e2e.harness import until
 
 import ckptgate
+from ckptgate.errors import UsageError
 
 
 def test_a_checkpoint_is_written_committed_and_read(fs, place, run):
@@ -48,3 +49,30 @@ def test_an_exception_in_the_with_block_discards_what_was_written(fs, run, direc
         raise KeyError
     assert fs.cat(path) == b"whole"
     assert fs.ls(f"{run}/{directory}", detail=False) == [path]
+
+
+def test_the_block_that_saves_works_on_urls(place, fs, run, monkeypatch):
+    """Begun, recorded, committed; and given up for all where it raises."""
+    monkeypatch.setitem(fsspec.config.conf, "ckpt", place.options)
+    with ckptgate.checkpoint(f"ckpt://{run}", step=1, saved_by={"data_version": "v7"}) as path:
+        fs.pipe(f"{run}/step-1/a.bin", b"a")
+    assert path == f"ckpt://{run}/step-1"
+    ckptgate.wait(path, 30)
+    with pytest.raises(KeyError), ckptgate.checkpoint(f"ckpt://{run}", step=2):
+        fs.pipe(f"{run}/step-2/a.bin", b"half")
+        raise KeyError
+    assert ckptgate.latest(f"ckpt://{run}", wait_s=10) == path
+
+
+def test_a_held_directory_tells_of_itself_whatever_becomes_of_its_name(fs, run):
+    fs.pipe(f"{run}/step-1/a.bin", b"a")
+    held = fs.hold(f"{run}/step-1")
+    fs.setxattr(f"{run}/step-1", "user.ckptgate.abort", b"not wanted")
+    until("the end", lambda: b"aborted" in held.getxattr("user.ckptgate.state"))
+    assert b"not wanted" in held.getxattr("user.ckptgate.state")
+    assert not fs.exists(f"{run}/step-1")
+    held.release()
+    with pytest.raises(OSError, match="held"):
+        held.getxattr("user.ckptgate.state")
+    with pytest.raises(UsageError):
+        fs.commit(run)
