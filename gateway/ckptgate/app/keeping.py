@@ -21,14 +21,23 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from ckptgate.app import keeper
-from ckptgate.app.config import Config
+from ckptgate.app.config import SESSION_FILE, Config
 from ckptgate.errors import UnusableError
 from ckptgate_adapters.fuse.channel import connection_of
-from ckptgate_adapters.sqlite_spool import SpoolLock
+from ckptgate_adapters.fuse.session import FuseSession
+from ckptgate_adapters.sqlite_spool import SpoolLock, SqliteSpool
 from ckptgate_adapters.systemd import received_fds
 from ckptgate_adapters.systemd.stored import barrier, store_fd, unstore_fd
 
-__all__ = ["Held", "KeeperProcess", "Keeping", "Nobody", "ServiceManager", "held_by_manager"]
+__all__ = [
+    "Held",
+    "KeeperProcess",
+    "Keeping",
+    "Nobody",
+    "ServiceManager",
+    "check_readable",
+    "held_by_manager",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +60,17 @@ class Held:
     device: int
     lock: int
     keeper: socket.socket | None = None
+
+
+def check_readable(spool: str) -> None:
+    """Whether this release can go on with the session and the spool that another one left.
+
+    Raises:
+        FormatVersionError: it can't: they are of another version.
+        UnusableError: they can't be read.
+    """
+    FuseSession.resume(-1, os.path.join(spool, SESSION_FILE))
+    SqliteSpool.attach(spool).close()
 
 
 class Keeping(Protocol):
@@ -115,6 +135,8 @@ def held_by_manager(config: Config) -> Held | None:
 
     Raises:
         UnusableError: it is of another spool.
+        FormatVersionError: it is of a release that this one can't go on from. Whoever serves it
+            still does so for a while.
     """
     stored = received_fds()
     devices, locks = stored.get(_DEVICE, []), stored.get(_LOCK, [])
@@ -122,6 +144,7 @@ def held_by_manager(config: Config) -> Held | None:
         os.close(fd)
     if len(devices) == 1 and len(locks) == 1 and _is_alive(devices[0]):
         _check_spool(config, locks[0])
+        check_readable(config.spool)
         return Held(device=devices[0], lock=locks[0])
     for fd in [*devices, *locks]:
         os.close(fd)

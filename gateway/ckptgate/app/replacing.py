@@ -7,15 +7,12 @@ on from.
 
 from __future__ import annotations
 
-import os
-
-from ckptgate.app.config import SESSION_FILE, Config, read_saved_config
+from ckptgate.app.config import Config, read_saved_config
+from ckptgate.app.keeping import check_readable
 from ckptgate.app.registry import MountInfo, find_mount
 from ckptgate.app.succession import Predecessor, check_same
 from ckptgate.app.supervisor import Supervisor
 from ckptgate.errors import MissingError
-from ckptgate_adapters.fuse.session import FuseSession
-from ckptgate_adapters.sqlite_spool import SqliteSpool
 
 __all__ = ["check_replaceable", "running_config", "successor"]
 
@@ -46,8 +43,7 @@ def check_replaceable(config: Config) -> None:
     """
     running = _running(config.mountpoint)
     check_same(read_saved_config(running.spool), config)
-    FuseSession.resume(-1, os.path.join(running.spool, SESSION_FILE))
-    SqliteSpool.attach(running.spool).close()
+    check_readable(running.spool)
 
 
 def successor(config: Config) -> Supervisor:

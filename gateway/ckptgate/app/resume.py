@@ -10,11 +10,10 @@ import os
 import socket
 import sys
 
-from ckptgate.app.config import SESSION_FILE, read_saved_config
-from ckptgate.app.keeping import Held
+from ckptgate.app.config import read_saved_config
+from ckptgate.app.keeping import Held, check_readable
 from ckptgate.app.logs import configure_logging
 from ckptgate.app.supervisor import Supervisor
-from ckptgate_adapters.fuse.session import FuseSession
 
 __all__ = ["main"]
 
@@ -27,7 +26,7 @@ def main(argv: list[str]) -> int:
         os.set_inheritable(fd, False)
     config = read_saved_config(spool)
     configure_logging(config.log_level, process="supervisor", form=config.log.format)
-    FuseSession.resume(device, os.path.join(spool, SESSION_FILE))
+    check_readable(spool)
     held = Held(device=device, lock=lock, keeper=socket.socket(fileno=keeper))
     Supervisor(config, held=held, is_background=True).run(None)
     return 0

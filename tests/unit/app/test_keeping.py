@@ -17,7 +17,8 @@ import pytest
 from ckptgate.app import keeper
 from ckptgate.app.config import Config
 from ckptgate.app.keeping import held_by_manager
-from ckptgate.errors import UnusableError
+from ckptgate.errors import FormatVersionError, UnusableError
+from ckptgate_adapters.fuse.session import FuseSession
 from ckptgate_adapters.sqlite_spool import SpoolLock, SqliteSpool
 from ckptgate_adapters.systemd.jobs import own_unit
 from ckptgate_adapters.systemd.stored import barrier, store_fd
@@ -117,6 +118,13 @@ def test_what_a_manager_kept_of_another_spool_is_refused(tmp_path: Path, monkeyp
             with pytest.raises(UnusableError, match="has another spool"):
                 held_by_manager(config)
         stored["ckptgate-lock"] = [lock.fd]
+        with pytest.raises(UnusableError, match="no state of a fuse session"):
+            held_by_manager(config)
+        state = tmp_path / "one/session.state"
+        state.write_text('{"version": 99}')
+        with pytest.raises(FormatVersionError, match="version 99"):
+            held_by_manager(config)
+        state.write_bytes(FuseSession(-1).state())
         held = held_by_manager(config)
         assert held is not None
         assert (held.device, held.lock) == (ours.fileno(), lock.fd)
