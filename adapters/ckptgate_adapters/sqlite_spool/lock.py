@@ -30,6 +30,8 @@ _log = logging.getLogger(__name__)
 
 LOCK_FILE: Final = "lock"
 _HOLDER_BYTES_MAX: Final = 4096
+_HOLDER_BYTES: Final = 1024
+"""At least, with blanks: so a new text covers an old one."""
 _LOOK_S: Final = 0.002
 _KILLED_S: Final = 30.0
 """How long a killed holder may take to be gone: the kernel may hold it in a call on a dead disk."""
@@ -215,9 +217,11 @@ class SpoolLock:
                 "mountpoint": self._mountpoint,
             }
         )
+        data = text.encode().ljust(_HOLDER_BYTES - 1) + b"\n"
         try:
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, text.encode() + b"\n", 0)
+            # Written over what is there: whoever reads meanwhile finds one holder or the other.
+            os.pwrite(fd, data, 0)
+            os.ftruncate(fd, len(data))
         except OSError as exc:
             # Holding the lock is what counts; on a full disk it must still be possible.
             _log.warning("lock-holder-not-written path=%s error=%s", self._path, exc)

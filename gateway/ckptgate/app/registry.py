@@ -54,7 +54,8 @@ class MountInfo:
         except CkptError:
             # Another user's.
             return False
-        return holder is not None and holder.get("mountpoint") == self.mountpoint
+        # One that has not said yet who it is may well be this mount's next supervisor.
+        return holder is not None and holder.get("mountpoint", self.mountpoint) == self.mountpoint
 
 
 def process_start(pid: int) -> int | None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -77,6 +78,30 @@ def test_a_lock_that_is_handed_over_is_never_free(spool, tmp_path):
     assert (SpoolLock(spool.path).holder() or {})["pid"] == os.getpid()
     second.release()
     assert SpoolLock(spool.path).holder() is None
+
+
+def test_who_looks_while_the_holder_changes_finds_one_of_them(spool):
+    """I2: never nobody: a mount that seems dead would be aborted by the next one."""
+    lock, is_over = SpoolLock(spool.path, mountpoint="/" + "m" * 700), threading.Event()
+    short = SpoolLock(spool.path, mountpoint="/s")
+    lock.acquire()
+    short.adopt(os.dup(lock.fd))
+    found: list[object] = []
+
+    def look() -> None:
+        while not is_over.is_set():
+            found.append((SpoolLock(spool.path).holder() or {}).get("mountpoint"))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    for _ in range(300):
+        lock.declare()
+        short.declare()
+    is_over.set()
+    thread.join()
+    assert set(found) <= {"/s", "/" + "m" * 700}
+    short.leave()
+    lock.release()
 
 
 def test_only_the_lock_of_this_spool_can_be_adopted(spool, tmp_path):
