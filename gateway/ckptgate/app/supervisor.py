@@ -158,7 +158,10 @@ class Supervisor:
         os.close(self._device)
         if is_mounted(mountpoint):
             end_session(mountpoint)
-        end_spool(self._config.spool)
+        spool = self._config.spool
+        # A child of a killed supervisor may be there, if nobody has taken its place yet.
+        with only_one(spool, "mount"), only_one(spool, "publisher"):
+            end_spool(spool)
         self._lock.release()
 
     def _supervise(self, signal_fd: int, ready_fd: int | None) -> None:
