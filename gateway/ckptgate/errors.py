@@ -91,6 +91,9 @@ class CkptError(OSError):
         self.message = message
         self.subject = subject
         self.hint = hint
+        if hint:
+            # So that a traceback has it, too.
+            self.add_note(f"hint: {hint}")
         # An OSError without an errno would reach the kernel as EINVAL.
         self.errno = self.errno_value if errno_value is None else errno_value
 

@@ -81,7 +81,12 @@ def joined(address: str, path: str) -> str:
 
 
 def below(address: str, store: str) -> str | None:
-    """The path of *address* below *store*, "" for the store itself, None if it isn't in it."""
+    """The path of *address* below *store*, "" for the store itself, None if it isn't in it.
+
+    Nothing lies in "", which is the mount point of a daemon without one.
+    """
+    if not store:
+        return None
     if address == store:
         return ""
     start = store.rstrip("/") + "/"

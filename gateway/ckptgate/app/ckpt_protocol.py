@@ -9,6 +9,9 @@ import functools
 from collections.abc import Hashable, Mapping
 from typing import Any
 
+from fsspec import config as fsspec_config
+
+from ckptgate.app.addresses import store_address
 from ckptgate.app.config import Config
 from ckptgate.app.daemons import Wanted, daemon_config, reach
 from ckptgate.errors import UsageError
@@ -28,7 +31,8 @@ class CkptFileSystem(filesystem.CkptFileSystem):
         config: path of a ckptgate configuration file (else `CKPTGATE_CONFIG`).
         endpoint_url, profile, region: of a bucket.
         idle_exit_s: a daemon that is started here ends when it wasn't needed for so long.
-        fo, target_protocol, target_options: of the chained form `ckpt::s3://bucket/prefix`.
+        fo, target_protocol, target_options: of the chained form `ckpt::s3://bucket/prefix`, which
+            goes before the store that fsspec's configuration names.
         options: see `filesystem.CkptFileSystem`.
     """
 
@@ -50,11 +54,8 @@ class CkptFileSystem(filesystem.CkptFileSystem):
         super().__init__(**options)
         chained = dict(target_options or {})
         if target_protocol:
-            if store:
-                msg = f"two stores are given: {store} and {target_protocol}://{fo}"
-                raise UsageError(msg, hint="name one, by store= or after ckpt::")
             protocol = "file" if target_protocol == "local" else target_protocol
-            store = f"{protocol}://{fo}"
+            store, spool = _chosen(f"{protocol}://{fo}", store, spool)
         in_client: Mapping[str, Any] = chained.get("client_kwargs") or {}
         self._wanted = Wanted(
             store=store,
@@ -80,3 +81,24 @@ class CkptFileSystem(filesystem.CkptFileSystem):
     def reach_key(self) -> Hashable:
         """What tells this daemon from others."""
         return self.daemon_config.store, self.daemon_config.spool, self.daemon_config.s3
+
+
+def _chosen(named: str, store: str, spool: str) -> tuple[str, str]:
+    """The store that a URL names after `ckpt::`, and the spool for it.
+
+    Args:
+        named: that store.
+        store: of the call, or of fsspec's configuration; "" for none.
+        spool: likewise.
+
+    Raises:
+        UsageError: the call has another store.
+    """
+    if not store or store_address(store) == store_address(named):
+        return named, spool
+    # fsspec adds its configuration to what a call says, without a word of what is from where.
+    configured: Mapping[str, Any] = fsspec_config.conf.get("ckpt", {})
+    if store != configured.get("store"):
+        msg = f"two stores are given: {store} and {named}"
+        raise UsageError(msg, hint="name one, by store= or after ckpt::")
+    return named, "" if spool == configured.get("spool") else spool

@@ -215,7 +215,7 @@ def locate_served(path: str) -> Served:
 
 @in_reach
 def serving(path: str) -> list[Served]:
-    """As `locate_served`, all of the mounts.
+    """As `locate_served`, all of the mounts; a daemon without one is found by its spool, too.
 
     Raises:
         MissingError: there is none.
@@ -224,6 +224,9 @@ def serving(path: str) -> list[Served]:
     found = [] if is_url(where) else _mount_of(path, where)
     if found:
         return [Served(mount=m, below=below(where, m.mountpoint) or "") for m in found]
+    found = [info for info in list_mounts() if info.place == where]
+    if found:
+        return [Served(mount=m, below="") for m in found]
     found = _serving(where)
     if not found:
         raise _unmounted(path, where)
@@ -273,11 +276,19 @@ def _only(path: str, where: str) -> MountInfo:
     if not found:
         raise _unmounted(path, where)
     if len(found) > 1:
-        mounts = ", ".join(mount.mountpoint for mount in found)
+        mounts = ", ".join(mount.place for mount in found)
         msg = f"{path} is in a store that several mounts here serve: {mounts}"
-        hint = f"name {joined(found[0].mountpoint, below(where, found[0].store) or '.')}"
+        hint = _name_in(found, where)
         raise UsageError(msg, subject=path, hint=hint)
     return found[0]
+
+
+def _name_in(served: list[MountInfo], where: str) -> str:
+    """The hint to name *where*, which is in the store of these, by the first one's mount."""
+    for info in served:
+        if info.mountpoint:
+            return f"name {joined(info.mountpoint, below(where, info.store) or '.')}"
+    return "ckptgate status lists the mounts"
 
 
 def _mount_of(path: str, where: str) -> list[MountInfo]:
@@ -317,10 +328,10 @@ def _unmounted(path: str, where: str) -> MissingError:
     served = _serving(where)
     if served:
         what = "is" if served[0].store == where else "is in"
-        mountpoints = ", ".join(info.mountpoint for info in served)
-        msg = f"{path} {what} a store, mounted on {mountpoints}"
-        there = joined(served[0].mountpoint, below(where, served[0].store) or ".")
-        return MissingError(msg, subject=path, hint=f"name {there}")
+        mountpoints = ", ".join(info.mountpoint for info in served if info.mountpoint)
+        how = f"mounted on {mountpoints}" if mountpoints else "served without a mount"
+        msg = f"{path} {what} a store, {how}"
+        return MissingError(msg, subject=path, hint=_name_in(served, where))
     if is_url(where):
         msg = f"no mount on this machine serves {where}"
         return MissingError(msg, subject=path, hint="ckptgate status lists the mounts")

@@ -6,6 +6,7 @@ it. How files get into place is `ckptgate_adapters.systemd.places`. One thread.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import sys
@@ -23,6 +24,7 @@ __all__ = [
     "check_name",
     "config_path",
     "example_config",
+    "is_as_written",
     "service_files",
     "shared_files",
     "unit_name",
@@ -36,6 +38,7 @@ _PACKAGED: Final = "/usr/bin/ckptgate"
 _HELPER: Final = "mount.ckptgate"
 _SPECIAL: Final = re.compile(r"[\s\"'\\%$;]")
 """What means something else in a unit's command line."""
+_STAMP: Final = "# `ckptgate service uninstall` removes this file as long as it is as written: "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +122,17 @@ def example_config(name: str, *, store: str, mountpoint: str, spool: str) -> str
         text = _with_value(text, "mountpoint", os.path.abspath(mountpoint))
     if spool:
         text = _with_value(text, "spool", os.path.abspath(spool))
-    return text
+    return f"{text}{_STAMP}{_digest(text)}\n"
+
+
+def is_as_written(text: str) -> bool:
+    """Whether nobody changed the text of a configuration since `example_config` made it."""
+    body, mark, digest = text.rpartition(_STAMP)
+    return bool(mark) and digest == _digest(body) + "\n"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def _with_value(text: str, key: str, value: str) -> str:

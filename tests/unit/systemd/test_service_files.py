@@ -104,7 +104,9 @@ def test_the_file_systems_of_its_places_are_mounted_before(image: Path):
 def test_a_dry_run_says_the_same_and_does_nothing(image: Path, capsys):
     assert install(image, "--dry-run") == 0
     assert found(image) == set()
-    assert "written   /etc/ckptgate/nightly.toml" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "written   /etc/ckptgate/nightly.toml" in said
+    assert said.endswith("dry run: nothing of this was done\n")
     assert install(image) == 0
     assert service("uninstall", image, "--dry-run") == 0
     assert found(image) == FILES
@@ -128,12 +130,28 @@ def test_uninstalling_removes_what_was_installed_and_no_spool(image: Path, capsy
     assert service("uninstall", image) == 0
 
 
-def test_a_configuration_of_the_operator_s_stays(image: Path, capsys):
-    assert install(image, "--store", "/nfs/a") == 0
+@pytest.mark.parametrize(
+    ("old", "new"), [('"/nfs/a"', '"/nfs/b"'), ("\n# `", "\n# My own.\n# `"), ("", "")]
+)
+def test_only_a_configuration_that_was_changed_stays(image: Path, old: str, new: str, capsys):
+    """With whatever places it was installed; a repeated `install` changes nothing of that."""
+    assert install(image, "--store", "/nfs/a", "--spool", "/nvme/a") == 0
+    config = image / "etc/ckptgate/nightly.toml"
+    config.write_text(config.read_text().replace(old, new) if old else config.read_text())
+    assert install(image, "--store", "/nfs/c") == 0
     capsys.readouterr()
     assert service("uninstall", image) == 0
-    assert found(image) >= {"etc/ckptgate/nightly.toml"}
-    assert "kept      /etc/ckptgate/nightly.toml (it was changed since)" in capsys.readouterr().out
+    assert config.exists() == bool(old)
+    said = "kept      /etc/ckptgate/nightly.toml (it was changed since)"
+    assert (said in capsys.readouterr().out) == bool(old)
+
+
+def test_what_follows_a_configuration_s_last_line_is_a_change(image: Path):
+    assert install(image) == 0
+    config = image / "etc/ckptgate/nightly.toml"
+    config.write_text(config.read_text() + "[commit]\ndeadline_s = 60\n")
+    assert service("uninstall", image) == 0
+    assert config.exists()
 
 
 @pytest.mark.parametrize(

@@ -31,13 +31,18 @@ def log_of(store: Store, place: Place) -> RunLog:
     """
     log = RunLog(store, place.run, clock=SystemClock(), ids=SystemIds(), member="")
     if not log.refresh().length:
-        what = repr(place.run or "/") if place.mount else place.store
+        what = _where(place)
         if place.name:
             msg = f"no committed checkpoint {place.name!r} in {what}: nothing was decided there"
             raise MissingError(msg, subject=place.name, hint="ckptgate status")
         msg = f"{what} is not a run: nothing was ever decided in it"
         raise MissingError(msg, subject=place.run, hint="name the directory of the checkpoints")
     return log
+
+
+def _where(place: Place) -> str:
+    """The run, by what the user named it with: a path in a mount, or a place in a store."""
+    return repr(place.run or "/") if place.mount else place.store
 
 
 def record_at(store: Store, place: Place, index: int) -> dict[str, Any]:
@@ -73,7 +78,7 @@ def committed(args: argparse.Namespace, store: Store, place: Place) -> tuple[Man
     log = log_of(store, place)
     attempt = log.state.current.get(place.name)
     if attempt is None:
-        msg = f"no committed checkpoint {place.name!r} in the run {place.run or '/'!r}"
+        msg = f"no committed checkpoint {place.name!r} in {_where(place)}"
         hint = f"ckptgate ls {os.path.dirname(args.path.rstrip('/'))}"
         raise MissingError(msg, subject=args.path, hint=hint)
     view = log.state.attempts[attempt]

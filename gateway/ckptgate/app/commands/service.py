@@ -18,6 +18,7 @@ from ckptgate.app.service_files import (
     check_program,
     config_path,
     example_config,
+    is_as_written,
     own_program,
     service_files,
     shared_files,
@@ -75,6 +76,7 @@ def _install(args: argparse.Namespace) -> int:
         _tell_manager(["systemctl", "daemon-reload"], is_dry=args.dry_run)
     where = f"systemctl --root={root} enable {unit}" if root else f"systemctl enable --now {unit}"
     print(f"next: see to {config_path(service.name)}, then {where}")
+    _tell_dry(args)
     return ExitCode.OK
 
 
@@ -100,7 +102,13 @@ def _uninstall(args: argparse.Namespace) -> int:
         print(
             f"kept      {service.config.spool} (the spool: what is staged in it is never removed)"
         )
+    _tell_dry(args)
     return ExitCode.OK
+
+
+def _tell_dry(args: argparse.Namespace) -> None:
+    if args.dry_run:
+        print("dry run: nothing of this was done")
 
 
 def _service(args: argparse.Namespace, root: str) -> Service:
@@ -117,11 +125,20 @@ def _service(args: argparse.Namespace, root: str) -> Service:
     if os.path.exists(present):
         try:
             config = load_config_file(present)
+            if args.action == "uninstall":
+                text = _as_written(present) or text
         except ConfigError as exc:
             if args.action == "install":
                 raise
             print(f"ckptgate: {exc.message}", file=sys.stderr)
     return Service(name=name, program=program, config=config, config_text=text)
+
+
+def _as_written(path: str) -> str:
+    """The text of a configuration that `install` wrote, "" if it was changed since."""
+    with open(path, encoding="utf-8", errors="surrogateescape") as stream:
+        text = stream.read()
+    return text if is_as_written(text) else ""
 
 
 def _others(root: str, name: str) -> list[str]:

@@ -6,6 +6,7 @@ It owns the exit code: 0 clean, 2 pending, 3 refused or in doubt, 6 a daemon did
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Iterator
@@ -83,12 +84,14 @@ def _unserved(path: str, s3: S3Section) -> dict[str, Any] | None:
             return {"store": place.store, **overview_of(place).to_json()}
         except MissingError as exc:
             nothing = exc
-    if locate_unserved(split_address(path)[0], s3) is not None:
-        one = locate_checkpoint(path, s3)
-        found = overview_of(one).to_json()
-        rows = [row for row in found["attempts"] if row["name"] == one.name]
-        if rows:
-            return {"store": one.store, **found, "attempts": rows}
+    # What lies above may hold runs without being one: then *path* is no checkpoint either.
+    with contextlib.suppress(MissingError):
+        if locate_unserved(split_address(path)[0], s3) is not None:
+            one = locate_checkpoint(path, s3)
+            found = overview_of(one).to_json()
+            rows = [row for row in found["attempts"] if row["name"] == one.name]
+            if rows:
+                return {"store": one.store, **found, "attempts": rows}
     if nothing is not None:
         raise nothing
     return None
