@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
 from pathlib import Path
@@ -104,6 +105,37 @@ def test_an_exception_in_a_transaction_discards_all_of_it(fs, run):
     assert fs.find(f"{run}/step-1") == []
     assert fs.cat(f"{run}/notes.txt") == b"before"
     assert fs.state(f"{run}/step-1")["state"] == "open"
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_transaction_has_text_and_compressed_files_whole(fs, run, is_closed):
+    """I2: what is still in their buffers belongs to them, and the end of a stream does."""
+    with fs.transaction:
+        files = [
+            fs.open(f"{run}/step-1/a.txt", "w"),
+            fs.open(f"{run}/step-1/b.gz", "wb", compression="gzip"),
+            fs.open(f"{run}/step-1/c.gz", "w", compression="gzip"),
+        ]
+        for file, data in zip(files, ("text", b"bytes", "both"), strict=True):
+            file.write(data)
+            if is_closed:
+                file.close()
+    fs.wait(f"{run}/step-1", 60)
+    assert fs.cat(f"{run}/step-1/a.txt") == b"text"
+    assert gzip.decompress(fs.cat(f"{run}/step-1/b.gz")) == b"bytes"
+    assert gzip.decompress(fs.cat(f"{run}/step-1/c.gz")) == b"both"
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_an_exception_in_a_transaction_discards_text_and_compressed_files(fs, run, is_closed):
+    with pytest.raises(KeyError), fs.transaction:
+        for mode, compression in (("w", None), ("wb", "gzip"), ("w", "gzip")):
+            file = fs.open(f"{run}/{mode}-{compression}", mode, compression=compression)
+            file.write(b"half" if mode == "wb" else "half")
+            if is_closed:
+                file.close()
+        raise KeyError
+    assert fs.find(run) == []
 
 
 def test_a_write_that_fails_is_no_file(fs, directory, monkeypatch):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import secrets
 import socket
@@ -80,6 +81,7 @@ class Client:
         self._introduction = introduction
         self._patience_s = patience_s
         self._is_starting = True
+        self._end_s = math.inf
         self._begin()
         _clients.add(self)
 
@@ -134,6 +136,10 @@ class Client:
         """From now on a daemon that isn't there any more is an error at once."""
         self._is_starting = False
 
+    def end_at(self, end_s: float) -> None:
+        """From now on no call takes longer than until *end_s* of the monotonic clock."""
+        self._end_s = end_s
+
     def close(self) -> None:
         """Hang up; files that are open are given up."""
         with self._lock:
@@ -149,10 +155,11 @@ class Client:
         self._begin()
 
     def _call(self, request: messages.Request, may_start: bool) -> Answered:
-        deadline = time.monotonic() + self._patience_s
+        deadline = min(time.monotonic() + self._patience_s, self._end_s)
         while True:
             connection = self._take(deadline, may_start)
             try:
+                connection.settimeout(self._time_left_s())
                 reply = _exchange(connection, request)
             except (ConnectionError, msgspec.MsgspecError) as exc:
                 self._drop(connection)
@@ -174,6 +181,10 @@ class Client:
                 raise wire.error_of(reply, getattr(request, "path", ""))
             return reply
 
+    def _time_left_s(self) -> float | None:
+        """None for ever; never 0, which would be another thing."""
+        return None if self._end_s == math.inf else max(self._end_s - time.monotonic(), 0.001)
+
     def _take(self, deadline: float, may_start: bool) -> socket.socket:
         """A connection that nobody uses."""
         with self._lock:
@@ -194,6 +205,7 @@ class Client:
     def _connect(self, spool: str) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
+            connection.settimeout(self._time_left_s())
             with wire.address(spool) as short:
                 connection.connect(short)
             with self._lock:

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import json
 import logging
+import math
 import os
 import threading
 import time
@@ -88,12 +89,28 @@ def _finished(noted: _Noted, linger_s: float) -> list[str]:
     until = time.monotonic() + linger_s
     waiting: dict[str, bool] = dict.fromkeys(noted.files.values(), False)
     waiting.update(dict.fromkeys(noted.committed, True))
-    while waiting and linger_s > 0:
-        waiting = {path: own for path, own in waiting.items() if _is_left(noted.client, path, own)}
-        if not waiting or time.monotonic() >= until:
-            break
-        time.sleep(_POLL_S)
-    return sorted(waiting) if linger_s > 0 else []
+    if linger_s <= 0:
+        return []
+    noted.client.end_at(until)
+    try:
+        return _left(noted.client, waiting, until)
+    finally:
+        noted.client.end_at(math.inf)
+
+
+def _left(client: Client, waiting: dict[str, bool], until: float) -> list[str]:
+    """What of it is undecided at that time; path -> whether it was committed here."""
+    while waiting:
+        for path, own in list(waiting.items()):
+            is_left = _is_left(client, path, own)
+            if time.monotonic() >= until:
+                # A daemon that answers nobody (it is stopped, say) says nothing of the rest.
+                return sorted(waiting)
+            if not is_left:
+                del waiting[path]
+        if waiting:
+            time.sleep(_POLL_S)
+    return []
 
 
 def _is_left(client: Client, path: str, is_committed: bool) -> bool:
@@ -111,6 +128,14 @@ def _is_left(client: Client, path: str, is_committed: bool) -> bool:
             return False
         return bool(stored == b"no")
     return bool(state == "sealed" or (is_committed and state == "open"))
+
+
+def _begin_in_child() -> None:
+    global _lock  # noqa: PLW0603 - another thread of the parent may have had it
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_begin_in_child)
 
 
 @atexit.register

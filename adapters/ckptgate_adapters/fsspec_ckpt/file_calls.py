@@ -51,18 +51,10 @@ class FileCalls(Base):
             kwargs: `encoding`, `errors`, `newline` for text; `cache_type`; `autocommit`.
         """
         path = self._strip_protocol(path)
-        if "b" not in mode:
-            binary = mode.replace("t", "") + "b"
-            text = {key: kwargs.pop(key) for key in _TEXT_OPTIONS if key in kwargs}
-            inner = self.open(
-                path,
-                binary,
-                block_size=block_size,
-                cache_options=cache_options,
-                compression=compression,
-                **kwargs,
-            )
-            return CkptText(inner, **text)
+        is_text = "b" not in mode
+        if is_text:
+            mode = mode.replace("t", "") + "b"
+        text = {key: kwargs.pop(key) for key in _TEXT_OPTIONS if is_text and key in kwargs}
         autocommit = kwargs.pop("autocommit", not self._intrans)
         file: Any = self._open(
             path,
@@ -76,8 +68,10 @@ class FileCalls(Base):
             found = get_compression(path, compression)
             if found is not None:
                 file = Compressed(COMPRESSIONS[found](file, mode=mode[0]), file)
-        if not autocommit and mode != "rb":
-            self.transaction.files.append(getattr(file, "inner", file))
+        if is_text:
+            file = CkptText(file, **text)
+        if not autocommit and _SAME_MODES.get(mode, mode) != "rb":
+            self.transaction.files.append(file)
         return file
 
     def _open(

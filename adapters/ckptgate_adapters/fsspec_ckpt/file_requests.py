@@ -126,9 +126,8 @@ class FileRequests(Answering):
         return self.once(request, request.id, action)
 
     def close(self, request: messages.Close) -> Iterator[Answer]:
-        is_known = request.fh in self.session.files or request.fh in self.session.lost
-        if request.is_again and not is_known:
-            # It was done; only the answer was lost.
+        if request.is_again and self.journal.was_closed(request.fh, self.session.owner.session):
+            # It was done; only the answer was lost. (What isn't known may have been given up.)
             yield Answer(Told())
             return
         file = self.file(request.fh)
@@ -148,8 +147,10 @@ class FileRequests(Answering):
         try:
             if is_promise:
                 self.settle(self._node_of(file, request.path), is_close=True)
-        finally:
+        except BaseException:
             self._released(file)
+            raise
+        self._released(file, is_closed=True)
         yield Answer(Told())
 
     def _node_of(self, file: ClientFile, path: str) -> int:
@@ -181,10 +182,10 @@ class FileRequests(Answering):
         else:
             self._released(file)
 
-    def _released(self, file: ClientFile) -> None:
+    def _released(self, file: ClientFile, *, is_closed: bool = False) -> None:
         self.fs.release(file.fh)
         self.session.files.pop(file.fh, None)
-        self.journal.drop(file.fh)
+        self.journal.drop(file.fh, is_closed=is_closed)
         if file.is_writer and self.told is not None:
             self.told.node(file.ino)
 

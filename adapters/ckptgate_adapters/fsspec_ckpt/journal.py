@@ -2,7 +2,8 @@
 
 Owns the rule when handles are still what they were: as long as the file is the same, which its
 epoch tells. Who runs the spool anew removes it. A record is written by one write(2), so a kill
-leaves whole records or a torn tail that is ignored; a power loss ends all clients anyway.
+leaves whole records or a torn tail that is ignored; a power loss ends all clients anyway. The last
+of those that were closed are kept, too: a close that is sent again was done if it is among them.
 
 Any thread.
 """
@@ -25,6 +26,10 @@ _RECORD: Final = struct.Struct("<QQQ16s")
 _SLACK: Final = 65536
 """So many records of handles that are gone are kept before the file is written anew."""
 _NO_SESSION: Final = bytes(16)
+_CLOSED: Final = (1 << 64) - 1
+"""In the place of a start time: the handle was closed."""
+_CLOSED_KEPT: Final = 4096
+"""More than can be in the midst of being asked for again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,7 @@ class Journal:
         self._path = os.path.join(spool_path, JOURNAL_FILE)
         self._lock = threading.Lock()
         self._open: dict[int, Owner] = {}
+        self._closed: dict[int, str] = {}
         self._records = 0
         data = self._read()
         is_known = len(data) >= _HEAD.size
@@ -66,17 +72,31 @@ class Journal:
         """A handle was opened."""
         with self._lock:
             self._open[fh] = owner
+            self._closed.pop(fh, None)
             session = bytes.fromhex(owner.session)
             self._append(_RECORD.pack(fh, owner.pid, owner.start, session))
 
-    def drop(self, fh: int) -> None:
-        """A handle is gone."""
+    def drop(self, fh: int, *, is_closed: bool = False) -> None:
+        """A handle is gone; *is_closed*: its client closed it, and that counts."""
         with self._lock:
-            if self._open.pop(fh, None) is None:
+            owner = self._open.pop(fh, None)
+            if owner is None:
                 return
-            self._append(_RECORD.pack(fh, 0, 0, _NO_SESSION))
+            if is_closed:
+                self._note_closed(fh, owner.session)
+            self._append(_closed_record(fh, owner.session) if is_closed else _gone_record(fh))
             if self._records > _SLACK + 2 * len(self._open):
                 self._write_anew()
+
+    def was_closed(self, fh: int, session: str) -> bool:
+        """Whether this session closed the handle, lately."""
+        with self._lock:
+            return self._closed.get(fh) == session
+
+    def _note_closed(self, fh: int, session: str) -> None:
+        self._closed[fh] = session
+        while len(self._closed) > _CLOSED_KEPT:
+            del self._closed[next(iter(self._closed))]
 
     def close(self) -> None:
         """Stop writing."""
@@ -102,11 +122,15 @@ class Journal:
         for fh, pid, start, session in _RECORD.iter_unpack(data[:whole]):
             if session == _NO_SESSION:
                 self._open.pop(fh, None)
+            elif start == _CLOSED:
+                self._open.pop(fh, None)
+                self._note_closed(fh, session.hex())
             else:
+                self._closed.pop(fh, None)
                 self._open[fh] = Owner(pid, start, session.hex())
 
     def _write_anew(self) -> None:
-        """Replace the file by one of the open handles only; the new one is appended to."""
+        """Replace the file by one of what is known; the new one is appended to."""
         temporary = f"{self._path}.tmp"
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
         fd = os.open(temporary, flags, 0o600)
@@ -114,6 +138,7 @@ class Journal:
             _RECORD.pack(fh, owner.pid, owner.start, bytes.fromhex(owner.session))
             for fh, owner in self._open.items()
         ]
+        records += [_closed_record(fh, session) for fh, session in self._closed.items()]
         os.write(fd, self._epoch + b"".join(records))
         os.replace(temporary, self._path)
         old, self._fd = self._fd, fd
@@ -121,3 +146,11 @@ class Journal:
         if old >= 0:
             with contextlib.suppress(OSError):
                 os.close(old)
+
+
+def _gone_record(fh: int) -> bytes:
+    return _RECORD.pack(fh, 0, 0, _NO_SESSION)
+
+
+def _closed_record(fh: int, session: str) -> bytes:
+    return _RECORD.pack(fh, 0, _CLOSED, bytes.fromhex(session))

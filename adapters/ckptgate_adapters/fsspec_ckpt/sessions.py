@@ -104,10 +104,10 @@ class Sessions:
             session.connections.add(connection)
             session.left_s = 0.0
             mine = [fh for fh in held if self._orphans.get(fh) == owner]
+            # With the lock: what another connection of this client asks of them waits for that.
             for fh in mine:
                 del self._orphans[fh]
-        for fh in mine:
-            self._take_over(session, fh)
+                self._take_over(session, fh)
         self._wanted.set()
         return session
 
@@ -123,12 +123,14 @@ class Sessions:
             session.connections.discard(connection)
             if unsure in session.files:
                 session.unsure[unsure] = time.monotonic()
-            if session.connections:
+            if session.connections or self._sessions.get(session.owner.session) is not session:
                 return
             session.left_s = time.monotonic()
             if self._is_closed or (self._has_anything(session) and self._is_there(session)):
                 return
-        self._end(session)
+            # With the same lock: it might come back, and must not be ended after that.
+            left = self._taken_out(session)
+        self._ended(session, left)
 
     def _has_anything(self, session: Session) -> bool:
         owner = session.owner
@@ -146,12 +148,20 @@ class Sessions:
         with self._lock:
             if self._sessions.get(session.owner.session) is not session:
                 return
-            del self._sessions[session.owner.session]
-            # Opened by its predecessor, and never asked for again.
-            left = [fh for fh, owner in self._orphans.items() if owner == session.owner]
-            for fh in left:
-                del self._orphans[fh]
-            self._idle_since = time.monotonic()
+            left = self._taken_out(session)
+        self._ended(session, left)
+
+    def _taken_out(self, session: Session) -> list[int]:
+        """Have a session be none any more; gives what it never asked for again. Has the lock."""
+        del self._sessions[session.owner.session]
+        # Opened by its predecessor, and never asked for again.
+        left = [fh for fh, owner in self._orphans.items() if owner == session.owner]
+        for fh in left:
+            del self._orphans[fh]
+        self._idle_since = time.monotonic()
+        return left
+
+    def _ended(self, session: Session, left: list[int]) -> None:
         for file in list(session.files.values()):
             self._give_up(file.fh, is_writer=file.is_writer)
         for fh in left:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import os
 import socket
 from collections.abc import Generator, Sequence
@@ -50,8 +51,17 @@ _REPLIES: Final[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder(Reply)
 
 
 def encode(message: Request | Reply) -> bytes:
-    """The packet of a message."""
-    return _ENCODER.encode(message)
+    """The packet of a message.
+
+    Raises:
+        OSError: EMSGSIZE: it is larger than the other side takes.
+    """
+    data = _ENCODER.encode(message)
+    limit = REPLY_BYTES_MAX if isinstance(message, Reply) else REQUEST_BYTES_MAX
+    if len(data) > limit:
+        msg = f"a message of {len(data)} bytes is too long: {limit} are possible"
+        raise OSError(errno.EMSGSIZE, msg)
+    return data
 
 
 def decode_request(data: bytes) -> Request:

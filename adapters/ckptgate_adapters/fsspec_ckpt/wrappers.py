@@ -20,6 +20,29 @@ _BUFFER_BYTES: Final = 128 << 10
 class CkptText(io.TextIOWrapper):
     """A text file: an exception in its `with` block discards what was written, as in any file."""
 
+    def __init__(self, inner: Any, **options: Any) -> None:
+        super().__init__(inner, **options)
+        self._inner = inner
+        self._is_discarded = False
+
+    @property
+    def path(self) -> str:
+        """Its name in the store."""
+        return str(self._inner.path)
+
+    def commit(self) -> None:
+        """In a transaction: what was written counts from now on, what is still in here too."""
+        if not self._is_discarded:
+            self.close()
+            self._inner.commit()
+
+    def discard(self) -> None:
+        """Nothing of what was written is wanted."""
+        self._is_discarded = True
+        self._inner.discard()
+        with contextlib.suppress(ValueError):
+            self.detach()
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -27,9 +50,7 @@ class CkptText(io.TextIOWrapper):
         trace: TracebackType | None,
     ) -> None:
         if kind is not None and isinstance(self.buffer, (CkptWriter, CkptUpdater, Compressed)):
-            self.buffer.discard()
-            with contextlib.suppress(ValueError):
-                self.detach()
+            self.discard()
             return
         self.close()
 
@@ -40,6 +61,11 @@ class Compressed(io.BufferedIOBase):
     def __init__(self, coded: IO[bytes], inner: Any) -> None:
         self._coded = coded
         self._inner = inner
+
+    @property
+    def path(self) -> str:
+        """Its name in the store."""
+        return str(self._inner.path)
 
     def readable(self) -> bool:
         """Whether it is read."""
@@ -78,12 +104,17 @@ class Compressed(io.BufferedIOBase):
         if not self._coded.closed and self._coded.writable():
             self._coded.flush()
 
+    def commit(self) -> None:
+        """In a transaction: what was written counts from now on, with the end of the stream."""
+        self.close()
+        self._inner.commit()
+
     def discard(self) -> None:
         """Nothing of what was written is wanted."""
-        if self.closed:
-            return
         if isinstance(self._inner, (CkptWriter, CkptUpdater)):
             self._inner.discard()
+        if self.closed:
+            return
         # The end of a compressed stream has nowhere to go any more.
         with contextlib.suppress(ValueError, OSError):
             self._coded.close()

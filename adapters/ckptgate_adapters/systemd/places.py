@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import os
 from dataclasses import dataclass
 from importlib import resources
 from typing import Final
 
+from ckptgate.errors import UnusableError
+
 __all__ = ["Done", "FileToPlace", "Step", "inside", "place", "read_template", "take_away"]
 
+_LINKS_MAX: Final = 40
 _TEMPORARY: Final = ".ckptgate-new"
 
 
@@ -66,19 +70,34 @@ def read_template(name: str) -> str:
 def inside(root: str, path: str) -> str:
     """Where *path* of the machine is if its root directory is *root*.
 
-    A symlink of a directory in an image means something in that image.
+    A symlink of a directory in an image means something in that image, wherever it leads.
+
+    Raises:
+        UnusableError: the symlinks lead nowhere.
     """
     if root in {"", "/"}:
         return path
-    at = root
     *above, name = path.strip("/").split("/")
-    for part in above:
-        step = os.path.join(at, part)
-        # One step is enough for `/sbin -> /usr/sbin`; what leads further is left to `open`.
-        if os.path.islink(step) and (target := os.readlink(step)).startswith("/"):
-            step = root + target
-        at = step
-    return os.path.join(at, name)
+    todo, at, links = above[::-1], list[str](), 0
+    while todo:
+        part = todo.pop()
+        if part == "..":
+            # Above the root there is nothing but the root.
+            del at[-1:]
+            continue
+        step = os.path.join(root, *at, part)
+        if not os.path.islink(step):
+            at.append(part)
+            continue
+        links += 1
+        if links > _LINKS_MAX:
+            msg = f"too many symlinks at {step}"
+            raise UnusableError(msg, subject=step, errno_value=errno.ELOOP)
+        target = os.readlink(step)
+        if target.startswith("/"):
+            at.clear()
+        todo += [word for word in target.split("/") if word not in {"", "."}][::-1]
+    return os.path.join(root, *at, name)
 
 
 def place(file: FileToPlace, *, root: str, is_dry: bool) -> Step:

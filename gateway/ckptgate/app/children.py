@@ -78,7 +78,7 @@ class Child:
         if self.is_worn_out:
             msg = f"the {self.name} process died {_RESTARTS_MAX} times in {_RESTART_WINDOW_S:g} s"
             raise UnusableError(msg, subject=self.name, hint="see <spool>/ckptgate.log")
-        command = [sys.executable, "-m", "ckptgate.app.child", self.name]
+        command = [sys.executable, "-P", "-m", "ckptgate.app.child", self.name]
         command += [self._config.spool, str(os.getpid()), *arguments]
         given = os.memfd_create("ckptgate-config")
         try:

@@ -155,7 +155,7 @@ def _check_store(spool: str, config: Config) -> None:
 def start_command(config: Config, *words: str) -> list[str]:
     """The command that serves as configured, in the foreground."""
     python = sys.executable or shutil.which("python3") or "python3"
-    command = [python, "-m", "ckptgate.app.cli", "serve", "--store", config.store]
+    command = [python, "-P", "-m", "ckptgate.app.cli", "serve", "--store", config.store]
     command += ["--spool", config.spool, *words]
     for name in ("endpoint_url", "profile", "region"):
         if value := getattr(config.s3, name):

@@ -221,7 +221,7 @@ class KeeperProcess:
 
     def _message(self) -> bytes:
         number = connection_of(self._config.mountpoint)
-        command = [sys.executable, "-m", "ckptgate.app.resume", self._config.spool]
+        command = [sys.executable, "-P", "-m", "ckptgate.app.resume", self._config.spool]
         message = {"command": command, "abort": f"{_CONNECTIONS}/{number}/abort"}
         return json.dumps(message).encode()
 

@@ -90,7 +90,7 @@ class Watching:
             return
         self._starts += 1
         reader, writer = os.pipe2(os.O_CLOEXEC)
-        command = [sys.executable, "-m", "ckptgate.app.watch_process", self._config.spool]
+        command = [sys.executable, "-P", "-m", "ckptgate.app.watch_process", self._config.spool]
         command += [self._config.mountpoint, str(os.getpid()), f"{self._interval_s:g}"]
         try:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=writer)

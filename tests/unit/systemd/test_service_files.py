@@ -201,6 +201,26 @@ def test_a_link_of_an_image_means_something_in_the_image(image: Path):
     assert (image / "usr/sbin/mount.ckptgate").is_symlink()
 
 
+@pytest.mark.parametrize("up", ["../" * 30, "/../", "usr/../../../../"])
+def test_no_link_of_an_image_leads_out_of_it(tmp_path: Path, up: str):
+    """I13: what an image says its directories are is not to change the machine."""
+    image, outside = tmp_path / "image", tmp_path / "outside"
+    image.mkdir()
+    outside.mkdir()
+    (image / "usr").mkdir()
+    (image / "etc").symlink_to(f"{up}{str(outside).lstrip('/')}")
+    assert install(image) == 0
+    assert list(outside.iterdir()) == []
+    there = image / str(outside).lstrip("/")
+    assert (there / "systemd/system/ckptgate@.service").exists()
+
+
+def test_links_of_an_image_that_lead_nowhere_are_an_error(image: Path, capsys):
+    (image / "etc").symlink_to("etc")
+    assert install(image) == ExitCode.UNUSABLE
+    assert "symlinks" in capsys.readouterr().err
+
+
 def test_a_file_is_there_whole_or_as_it_was(image: Path, monkeypatch):
     file = FileToPlace(path="/etc/x.conf", content="new")
     assert place(file, root=str(image), is_dry=False).done is Done.WRITTEN

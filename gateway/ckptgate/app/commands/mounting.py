@@ -173,7 +173,7 @@ def _mount_in_background(config: Config, args: argparse.Namespace) -> None:
     """Start this same command in the foreground of a session of its own; wait until it serves."""
     before = find_mount(config.mountpoint)
     reader, writer = os.pipe()
-    command = [sys.executable, "-m", "ckptgate.app.cli", "mount", "--foreground"]
+    command = [sys.executable, "-P", "-m", "ckptgate.app.cli", "mount", "--foreground"]
     command += ["--ready-fd", str(writer), *_words_of(config, args)]
     try:
         os.makedirs(config.spool, mode=0o700, exist_ok=True)

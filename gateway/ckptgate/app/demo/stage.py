@@ -46,7 +46,7 @@ class Stage:
     def command(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a `ckptgate` command."""
         done = subprocess.run(
-            [sys.executable, "-m", "ckptgate.app.cli", *words],
+            [sys.executable, "-P", "-m", "ckptgate.app.cli", *words],
             capture_output=True,
             text=True,
             timeout=60,
@@ -66,7 +66,7 @@ class Stage:
         environ = dict(os.environ, CKPTGATE_RUN_ID=self.job)
         words = [checkpoint, str(rank), str(WORLD_SIZE), str(mib), str(pause_s)]
         process = subprocess.Popen(
-            [sys.executable, "-m", "ckptgate.app.demo.trainer", *words],
+            [sys.executable, "-P", "-m", "ckptgate.app.demo.trainer", *words],
             env=environ,
             stdout=subprocess.PIPE,
             text=True,
