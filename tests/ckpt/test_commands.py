@@ -12,6 +12,10 @@ import pytest
 from tests.ckpt.places import Place
 from tests.e2e import buckets
 
+from ckptgate.app import locate
+from ckptgate.app.commands import status
+from ckptgate.app.registry import MountInfo
+from ckptgate.app.sections import S3Section
 from ckptgate.errors import ExitCode, UsageError
 
 
@@ -36,6 +40,36 @@ def test_status_and_wait_take_the_paths_of_a_store_without_a_mount(place: Place,
     done = run_here("wait", f"{place.store}/{run}", "--timeout", "0.1")
     assert (done.returncode, "step-2" in done.stderr) == (ExitCode.PENDING, True)
     fs.rm(f"{run}/step-2", recursive=True)
+
+
+def test_a_rotation_that_deletes_or_discards_is_no_failed_save(place: Place, fs, run):
+    """For `wait RUN` and `status`, which job scripts go by."""
+    for step in (1, 2):
+        fs.pipe(f"{run}/step-{step}/a.bin", b"a" * step)
+        fs.commit(f"{run}/step-{step}")
+        fs.wait(f"{run}/step-{step}", 30)
+    fs.rm(f"{run}/step-1", recursive=True)
+    fs.pipe(f"{run}/step-3/a.bin", b"given up")
+    fs.rm(f"{run}/step-3", recursive=True)
+    waited = run_here("wait", f"{place.store}/{run}", "--timeout", "30", "--json")
+    assert waited.returncode == 0, waited.stderr
+    assert [row["name"] for row in json.loads(waited.stdout)["last"]] == ["step-2"]
+    done = run_here("status", f"{place.store}/{run}", "--json")
+    ended = [(row["name"], row["state"]) for row in json.loads(done.stdout)["attempts"]]
+    assert ("step-1", "abandoned") in ended
+    assert done.returncode == 0
+    fs.pipe(f"{run}/step-4/a.bin", b"a")
+    fs.setxattr(f"{run}/step-4", "user.ckptgate.abort", b"not wanted")
+    assert run_here("wait", f"{place.store}/{run}").returncode == ExitCode.REFUSED
+
+
+def test_the_mount_point_of_a_mount_beside_a_run_is_no_checkpoint(tmp_path: Path, monkeypatch):
+    """A directory above that merely holds runs makes no checkpoint of it."""
+    os.makedirs(tmp_path / "run" / ".ckptgate")
+    mount = MountInfo(mountpoint=f"{tmp_path}/mnt", store="/s", spool="/p", pid=1, start=1)
+    monkeypatch.setattr(locate, "list_mounts", lambda: [mount])
+    monkeypatch.setattr(locate, "find_mount", lambda path: mount if "/mnt" in path else None)
+    assert status._unserved(mount.mountpoint, S3Section()) is None
 
 
 def test_what_is_nowhere_is_called_by_its_own_name(tmp_path: Path):

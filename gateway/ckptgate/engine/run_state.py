@@ -11,7 +11,7 @@ from typing import Any
 
 from ckptgate.engine.attempt_status import why_hidden
 from ckptgate.errors import MissingError
-from ckptgate.model.states import UNDECIDED
+from ckptgate.model.states import UNDECIDED, AttemptState, is_loss
 from ckptgate.ports.spool import AttemptRow, PendingKind, Spool
 
 __all__ = ["run_state"]
@@ -36,13 +36,19 @@ def run_state(
         msg = f"no checkpoint was begun in {path!r} on this node"
         raise MissingError(msg, subject=path, hint="ckptgate status")
     # What this node has of others' checkpoints only to read is no outcome of its own job.
-    decided = {row.run: row for row in rows if row.state not in UNDECIDED and row.job_key}
+    decided = {row.run: row for row in rows if _is_outcome(row) and row.job_key}
     undecided = [_told(spool, row, is_alive) for row in rows if row.state in UNDECIDED]
     return {
         "path": path,
         "undecided": [*undecided, *_whole_files(spool, path)],
         "last": [_told(spool, row, is_alive) for row in decided.values()],
     }
+
+
+def _is_outcome(row: AttemptRow) -> bool:
+    """Whether it tells how a save went; what the job itself took away again doesn't."""
+    kept = {AttemptState.COMMITTED, AttemptState.REPLACED}
+    return row.state in kept or is_loss(row.state, row.reason)
 
 
 def _is_in(run: str, path: str) -> bool:

@@ -11,16 +11,21 @@ from ckptgate.errors import RefusedError
 
 __all__ = [
     "ATTEMPT_TRANSITIONS",
+    "DELETED",
     "FILE_TRANSITIONS",
     "FSYNC_FAILED",
     "POWER_LOST",
+    "REMOVED",
+    "RENAMED_OVER",
     "TOO_SPARSE",
+    "UNCHANGED",
     "UNDECIDED",
     "WRITE_FAILED",
     "AttemptState",
     "FileState",
     "advance_attempt",
     "advance_file",
+    "is_loss",
     "must_be_rewritten",
 ]
 
@@ -35,6 +40,13 @@ are too many to be read in any useful time: such a file counts only once it was 
 def must_be_rewritten(problem: str) -> bool:
     """Whether *problem*, a file's, says that its present bytes can't be trusted."""
     return problem.startswith((FSYNC_FAILED, POWER_LOST, TOO_SPARSE, WRITE_FAILED))
+
+
+REMOVED: Final = "removed"
+DELETED: Final = "deleted"
+UNCHANGED: Final = "nothing was changed in it"
+RENAMED_OVER: Final = "replaced by the rename of "
+"""Why an attempt was given up (or how that begins) where its own job wanted nothing else."""
 
 
 class FileState(enum.StrEnum):
@@ -112,3 +124,14 @@ def advance_attempt(state: AttemptState, new: AttemptState) -> AttemptState:
         msg = f"an attempt that is {state} cannot become {new}"
         raise RefusedError(msg, subject=state)
     return new
+
+
+def is_loss(state: str, reason: str) -> bool:
+    """Whether an attempt in *state*, for *reason*, is a save that was meant to be kept and wasn't.
+
+    A rotation that deletes an old checkpoint file by file begins a revision of it, which ends with
+    the deletion: that is no failed save.
+    """
+    if state not in {AttemptState.ABORTED, AttemptState.ABANDONED}:
+        return False
+    return reason not in {REMOVED, DELETED, UNCHANGED} and not reason.startswith(RENAMED_OVER)

@@ -15,7 +15,7 @@ from ckptgate.model.documents import NameOpKind
 from ckptgate.model.jobkey import JobKey
 from ckptgate.model.layout import GATEWAY_DIR
 from ckptgate.model.moves import Move, taken
-from ckptgate.model.states import UNDECIDED, AttemptState
+from ckptgate.model.states import DELETED, REMOVED, UNDECIDED, AttemptState
 from ckptgate.ports.spool import (
     AttemptRow,
     NameOpRow,
@@ -219,7 +219,7 @@ def _remove_root(ctx: Context, caller: Caller, parent: NodeRow, name: str, row: 
         committed = row
         if row.state is not AttemptState.COMMITTED:
             base = None if row.base is None else ctx.spool.attempt(row.base)
-            abandon(ctx, row, "removed" if base is None else "deleted")
+            abandon(ctx, row, REMOVED if base is None else DELETED)
             if base is None or base.state is not AttemptState.COMMITTED:
                 ctx.invalidate(parent.ino, name)
                 return

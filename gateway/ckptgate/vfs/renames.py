@@ -14,7 +14,7 @@ from ckptgate.errors import BusyError, CkptError, ExistsError, MissingError
 from ckptgate.model.documents import NameOpKind
 from ckptgate.model.entries import SealEvent
 from ckptgate.model.layout import join_key
-from ckptgate.model.states import UNDECIDED, AttemptState, FileState
+from ckptgate.model.states import RENAMED_OVER, UNDECIDED, AttemptState, FileState
 from ckptgate.ports.spool import NodeKind, NodeRow, PendingKind, PlainOpKind, PlainOpRow
 from ckptgate.vfs import (
     directories,
@@ -173,7 +173,7 @@ def _clear_root_target(ctx: Context, caller: Caller, move: _Move) -> None:
     if target is None:
         return
     if target.attempt is not None:
-        directories.abandon(ctx, target.attempt, f"replaced by the rename of {move.name}")
+        directories.abandon(ctx, target.attempt, f"{RENAMED_OVER}{move.name}")
     else:
         pending.remove_plain(ctx, ctx.who(caller), move.new_parent, move.new_name, is_dir=True)
 

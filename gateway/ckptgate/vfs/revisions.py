@@ -12,7 +12,7 @@ import errno
 import logging
 
 from ckptgate.errors import CkptError, MissingError
-from ckptgate.model.states import UNDECIDED, AttemptState
+from ckptgate.model.states import UNCHANGED, UNDECIDED, AttemptState
 from ckptgate.ports.spool import AttemptRow, NodeKind, NodeRow
 from ckptgate.vfs import visibility, waits
 from ckptgate.vfs.context import Context, MeanwhileError, Who, stale
@@ -192,8 +192,7 @@ def drop_unchanged(ctx: Context, attempt: int) -> None:
     """Give a revision up in which nothing was changed; inside a change."""
     row = ctx.spool.attempt(attempt)
     if row is not None and _is_as_its_base(ctx, row):
-        why = "nothing was changed in it"
-        ctx.spool.update_attempt(row.id, state=AttemptState.ABANDONED, reason=why)
+        ctx.spool.update_attempt(row.id, state=AttemptState.ABANDONED, reason=UNCHANGED)
         ctx.invalidate(row.run_ino, row.name)
 
 

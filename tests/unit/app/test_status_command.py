@@ -17,6 +17,7 @@ from ckptgate.app.locate import Served
 from ckptgate.app.registry import MountInfo
 from ckptgate.engine.attempt_status import AttemptStatus, MemberStatus, RankStatus
 from ckptgate.errors import ExitCode
+from ckptgate.model.states import DELETED, REMOVED, RENAMED_OVER, UNCHANGED
 from ckptgate.ports.spool import SpoolRoom
 
 MARKUP = "[red]x[/red] [link=file:///etc]y[/link] :bomb:"
@@ -123,6 +124,14 @@ def test_names_are_neither_markup_nor_terminal_codes(hostile: str, capsys):
 def test_the_exit_code(states: list[str], changes: dict[str, Any], code: ExitCode):
     rows = tuple(an_attempt(state=state, **changes) for state in states)
     assert command._status_code(document(attempts=rows)) == code
+
+
+@pytest.mark.parametrize("reason", [DELETED, REMOVED, UNCHANGED, f"{RENAMED_OVER}step-1.tmp"])
+def test_what_a_job_took_away_itself_is_no_lost_save(reason: str):
+    rows = [an_attempt(state="committed"), an_attempt(state="abandoned", reason=reason)]
+    assert command._status_code(document(attempts=tuple(rows))) == ExitCode.OK
+    rows[0] = an_attempt(state="aborted", reason="rank 1 failed")
+    assert command._status_code(document(attempts=tuple(rows))) == ExitCode.REFUSED
 
 
 def test_a_record_in_doubt_and_a_silent_daemon_have_their_codes():

@@ -28,11 +28,11 @@ from ckptgate.app.registry import list_mounts
 from ckptgate.app.sections import S3Section
 from ckptgate.app.unserved import overview_of
 from ckptgate.errors import CkptError, ErrorKind, ExitCode, MissingError, UsageError
+from ckptgate.model.states import is_loss
 
 __all__ = ["add_commands"]
 
-_ENDED: Final = ("committed", "replaced", "aborted", "abandoned")
-_LOST: Final = ("aborted", "abandoned")
+_KEPT: Final = ("committed", "replaced")
 _LINES_SHOWN: Final = 12
 _RANKS_SHOWN: Final = 16
 
@@ -85,7 +85,7 @@ def _unserved(path: str, s3: S3Section) -> dict[str, Any] | None:
         except MissingError as exc:
             nothing = exc
     # What lies above may hold runs without being one: then *path* is no checkpoint either.
-    with contextlib.suppress(MissingError):
+    with contextlib.suppress(MissingError, UsageError):
         if locate_unserved(split_address(path)[0], s3) is not None:
             one = locate_checkpoint(path, s3)
             found = overview_of(one).to_json()
@@ -189,13 +189,20 @@ def _status_code(report: dict[str, Any]) -> ExitCode:
         return ExitCode.UNUSABLE
     rows = report["attempts"]
     # Rows are in the order in which they began: an old one that was given up late is old news.
-    last = {row["run"]: row["state"] for row in rows if row["state"] in _ENDED}
+    last = {row["run"]: is_lost for row in rows if (is_lost := _is_lost(row)) is not None}
     is_doubtful = any(row.get("is_hidden") for row in rows)
     is_doubtful = is_doubtful or any(run["in_doubt"] for run in report["runs"])
-    if is_doubtful or any(state in _LOST for state in last.values()):
+    if is_doubtful or any(last.values()):
         return ExitCode.REFUSED
     is_under_way = any(row["state"] in {"open", "sealed"} for row in rows)
     return ExitCode.PENDING if is_under_way else ExitCode.OK
+
+
+def _is_lost(row: dict[str, Any]) -> bool | None:
+    """Whether a save that ended is lost; None of one that goes on or that its job took away."""
+    if row["state"] in _KEPT:
+        return False
+    return True if is_loss(row["state"], row["reason"]) else None
 
 
 def _print_report(report: dict[str, Any]) -> None:
