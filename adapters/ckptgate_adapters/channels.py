@@ -130,6 +130,9 @@ class DatagramReceiver:
         try:
             return self._sock.recv(1 << 16)
         except OSError:
+            # A wake-up that was lost (its sender was killed, or had no descriptor left) keeps none
+            # that come later from being sent.
+            self._armed.set(1)
             return None
 
     def drain(self) -> None:

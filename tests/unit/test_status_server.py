@@ -245,3 +245,16 @@ def test_an_end_in_order_is_no_line_in_the_log(served: Served, caplog):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert not [r for r in caplog.records if r.levelname in {"WARNING", "ERROR"}]
+
+
+def test_a_moment_without_threads_is_no_end_of_the_page(served: Served, monkeypatch):
+    """I13."""
+    served.listen()
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        assert served.raw(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n") == b""
+    assert served.get("/metrics")[1] == b"x 1\n"

@@ -33,6 +33,8 @@ _HOLDER_BYTES_MAX: Final = 4096
 _HOLDER_BYTES: Final = 1024
 """At least, with blanks: so a new text covers an old one."""
 _LOOK_S: Final = 0.002
+_LOOKERS_S: Final = 1.0
+"""Who looks for the holder has the lock for a moment: so long somebody may always look."""
 _KILLED_S: Final = 30.0
 """How long a killed holder may take to be gone: the kernel may hold it in a call on a dead disk."""
 
@@ -81,7 +83,7 @@ class SpoolLock:
         except OSError as exc:
             raise from_os(exc, self._path, "lock the spool") from exc
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock(fd)
             self._write_holder(fd)
             os.set_inheritable(fd, self._is_inheritable)
         except BlockingIOError as exc:
@@ -91,6 +93,19 @@ class SpoolLock:
             os.close(fd)
             raise from_os(exc, self._path, "lock the spool") from exc
         self._fd = fd
+
+    def _lock(self, fd: int) -> None:
+        """Lock it; BlockingIOError if another one has it, and does more than look (`holder`)."""
+        until = time.monotonic() + _LOOKERS_S
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if self.holder() is not None or time.monotonic() > until:
+                    raise
+                time.sleep(_LOOK_S)
+            else:
+                return
 
     def adopt(self, fd: int) -> None:
         """Have the lock that *fd* holds, which its present holder gave; it is closed in the end.
@@ -190,6 +205,8 @@ class SpoolLock:
         except BlockingIOError:
             return _decoded(os.pread(fd, _HOLDER_BYTES_MAX, 0))
         else:
+            # A child that was forked meanwhile has the descriptor, too: its close alone is no end.
+            fcntl.flock(fd, fcntl.LOCK_UN)
             return None
         finally:
             os.close(fd)

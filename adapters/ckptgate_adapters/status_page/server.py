@@ -93,7 +93,12 @@ class _Listener:
                 thread = threading.Thread(
                     target=self._serve, args=(connection, address), name="status-one", daemon=True
                 )
-                thread.start()
+                try:
+                    thread.start()
+                except RuntimeError as exc:
+                    # No thread is left; whoever asks later is answered once there is one.
+                    _log.warning("status-not-answered error=%s", exc)
+                    self._ended(connection)
 
     def _admit(self, connection: socket.socket) -> bool:
         """Whether there is room; an old connection is ended where there is none."""
@@ -114,10 +119,13 @@ class _Listener:
         except Exception:  # noqa: BLE001 - the thread's outermost edge
             _log.exception("status-connection-failed")
         finally:
-            with self._lock:
-                self._open.pop(connection, None)
-            _shut(connection)
-            connection.close()
+            self._ended(connection)
+
+    def _ended(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._open.pop(connection, None)
+        _shut(connection)
+        connection.close()
 
 
 def _shut(connection: socket.socket) -> None:

@@ -171,6 +171,8 @@ def _alone(spool: str) -> Generator[None]:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
+        # A child that was forked meanwhile has the descriptor, too: its close alone is no end.
+        fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -78,6 +79,46 @@ def test_a_lock_that_is_handed_over_is_never_free(spool, tmp_path):
     assert (SpoolLock(spool.path).holder() or {})["pid"] == os.getpid()
     second.release()
     assert SpoolLock(spool.path).holder() is None
+
+
+def test_who_only_looks_keeps_nobody_from_the_lock(spool):
+    """I2: the first daemon of many ranks, all of which look who runs the spool."""
+    with open(SpoolLock(spool.path)._path, "w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_SH)
+        timer = threading.Timer(0.1, lambda: fcntl.flock(stream, fcntl.LOCK_UN))
+        timer.start()
+        with SpoolLock(spool.path) as lock:
+            assert (lock.holder() or {})["pid"] == os.getpid()
+        timer.join()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_that_is_forked_while_its_parent_looks_has_no_lock(spool, monkeypatch):
+    """I2: it may live as long as its training, in which no daemon could be started again."""
+    children: list[int] = []
+    real = fcntl.flock
+
+    def flock(fd: int, operation: int) -> None:
+        real(fd, operation)
+        if operation & fcntl.LOCK_SH:
+            children.append(os.fork())
+            if not children[-1]:
+                signal.pause()
+
+    with SpoolLock(spool.path):
+        pass
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", flock)
+        assert SpoolLock(spool.path).holder() is None
+    try:
+        real_lock = SpoolLock(spool.path)
+        real_lock.acquire()
+        real_lock.release()
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    assert children
 
 
 def test_who_looks_while_the_holder_changes_finds_one_of_them(spool):
