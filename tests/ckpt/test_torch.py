@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.ckpt.places import Place
 from tests.e2e.harness import until
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
@@ -29,9 +29,7 @@ def _needs(require):
 
 def start(place: Place, url: str, world: int, what: str, run_id: str) -> list[subprocess.Popen]:
     """The ranks of a job."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     return [
         subprocess.Popen(
             [sys.executable, str(JOB), url, str(rank), str(world), port, what],

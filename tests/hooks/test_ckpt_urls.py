@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from tests.ckpt.places import Place
 from tests.e2e.harness import cli
+from tests.ports import free_port
 
 DCP_RANKS = Path(__file__).with_name("dcp_ranks.py")
 
@@ -108,9 +108,7 @@ def test_dcp_s_hook_saves_and_loads_by_a_url(place: Place, run: str, way: str, r
     """I4, I8"""
     require(find_spec("torch"), "PyTorch is not installed")
     run = f"{run}-{way}"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     env = place.environment(run_id=way) | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     ranks: list[Any] = [
         subprocess.Popen(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.harness import Cluster, cli
+from tests.ports import free_port
 
 from ckptgate.errors import PendingError, RefusedError, UsageError
 
@@ -22,9 +22,7 @@ RANKS = Path(__file__).with_name("dcp_ranks.py")
 
 def ranks(run: Path, way: str) -> list[str]:
     """What the two ranks print; their errors where one fails."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     env = dict(os.environ, CKPTGATE_RUN_ID=run.name, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     started = [
         subprocess.Popen(

@@ -38,6 +38,9 @@ _MASKED = (
 )
 """What would change the host's kernel, or only takes time."""
 
+_COVERED = ("/run/", "/tmp/", "/var/lib/", "/var/log/", "/etc/systemd/", "/dev/")
+"""What is empty in a machine."""
+
 _BOOT = r"""
 set -eu
 mount --make-rprivate /
@@ -46,10 +49,6 @@ mkdir "$BASE/layer/upper" "$BASE/layer/work"
 root="$BASE/root"
 layer="$BASE/layer"
 mount -t overlay overlay -o "lowerdir=/,upperdir=$layer/upper,workdir=$layer/work" "$root"
-for place in $PLACES; do
-  mkdir -p "$root$place"
-  mount --rbind "$place" "$root$place"
-done
 mkdir -p "$root/disk"
 mount --bind "$BASE/disk" "$root/disk"
 mount -t proc proc "$root/proc"
@@ -58,6 +57,10 @@ mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"
 for place in run tmp var/lib var/log etc/systemd dev; do
   mkdir -p "$root/$place"
   mount -t tmpfs tmpfs "$root/$place"
+done
+for place in $PLACES; do
+  mkdir -p "$root$place"
+  mount --rbind "$place" "$root$place"
 done
 for device in null zero full random urandom tty fuse; do
   touch "$root/dev/$device"
@@ -126,8 +129,12 @@ class Machine:
         self._cgroup = cgroups / f"ckptgate-test-{os.getpid()}-{time.monotonic_ns()}"
         self._cgroup.mkdir()
         places = {str(ROOT), sys.prefix, sys.base_prefix, os.path.realpath(sys.prefix)}
-        # What is on the root's file system is in the overlay already.
-        apart = [p for p in sorted(places) if os.stat(p).st_dev != os.stat("/").st_dev]
+        # What is on the root's file system is in the overlay already, unless it is covered there.
+        apart = [
+            place
+            for place in sorted(places)
+            if os.stat(place).st_dev != os.stat("/").st_dev or place.startswith(_COVERED)
+        ]
         environ = {
             **os.environ,
             "BASE": str(self.base),

@@ -120,6 +120,7 @@ class Context:
         """Set by who knows what a close means."""
         self.late = LateRows(self._add_handles)
         self.lock = threading.RLock()
+        """Of `memory`. Who holds it asks nothing of the spool, unless in a change."""
         self.memory = Memory()
         self._scope = _Scope()
         self._atomic = _Atomic(self, is_change=False)
@@ -233,6 +234,7 @@ class Context:
         with self.lock:
             self.memory.clones.clear()
             self.memory.writers.clear()
+            self.memory.forgotten += 1
             self.memory.touched.clear()
             self.memory.wholeness.clear()
 

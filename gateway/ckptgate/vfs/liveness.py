@@ -53,13 +53,18 @@ def _meta_key(attempt: int) -> str:
 
 def _writers(ctx: Context, attempt: int) -> set[tuple[int, int]]:
     """(pid, start) of all processes that wrote the attempt; kept in the spool too."""
-    with ctx.lock:
-        known = ctx.memory.writers.get(attempt)
-        if known is None:
-            stored: list[list[int]] = json.loads(ctx.spool.get_meta(_meta_key(attempt)) or "[]")
-            known = {(pid, start) for pid, start in stored}
-            ctx.memory.writers[attempt] = known
-        return known
+    while True:
+        with ctx.lock:
+            known = ctx.memory.writers.get(attempt)
+            forgotten = ctx.memory.forgotten
+        if known is not None:
+            return known
+        # Who changes the spool holds its lock and then takes this one: never the other way round.
+        stored: list[list[int]] = json.loads(ctx.spool.get_meta(_meta_key(attempt)) or "[]")
+        with ctx.lock:
+            if ctx.memory.forgotten == forgotten:
+                read = {(pid, start) for pid, start in stored}
+                return ctx.memory.writers.setdefault(attempt, read)
 
 
 def record_writer(ctx: Context, row: AttemptRow, who: Who) -> AttemptRow:

@@ -57,6 +57,8 @@ class Memory:
         default_factory=dict[int, set[tuple[int, int]]]
     )
     """Attempt -> (pid, start) of its writers."""
+    forgotten: int = 0
+    """How often what a change had noted was forgotten, as the change was undone."""
     touched: dict[int, float] = field(default_factory=dict[int, float])
     """Attempt -> when its last change was noted, on the monotonic clock."""
     callers: dict[str, set[tuple[int, int]]] = field(
