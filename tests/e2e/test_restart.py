@@ -232,7 +232,7 @@ def children_of_spool(node: Gateway, name: str) -> list[int]:
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if words[2:5] == [b"ckptgate.app.child", name.encode(), os.fsencode(node.spool)]:
+            if words[3:6] == [b"ckptgate.app.child", name.encode(), os.fsencode(node.spool)]:
                 found.append(int(pid))
     return found
 
