@@ -51,7 +51,8 @@ def test_the_contract_holds_between_two_machines_on_nfs(run_in_guest: RunInGuest
     assert re.search(r"\b[3-9][0-9] passed", done.stdout), done.stdout
 
 
-@pytest.mark.parametrize("version", ["4.2", pytest.param("3", marks=pytest.mark.full, id="3")])
+@pytest.mark.full
+@pytest.mark.parametrize("version", ["4.2", "3"])
 def test_what_one_machine_stores_another_sees_at_once(
     run_in_guest: RunInGuest, version: str
 ) -> None:

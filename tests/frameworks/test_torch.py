@@ -365,7 +365,7 @@ def test_dcp_save_of_two_nodes_is_committed_by_its_metadata(run: Run, plain, tmp
 @pytest.mark.parametrize(
     ("mode", "is_killing"),
     [
-        ("async", True),
+        pytest.param("async", True, marks=pytest.mark.full),
         pytest.param("async", False, marks=pytest.mark.full),
         pytest.param("save", True, marks=pytest.mark.full),
     ],
