@@ -105,7 +105,12 @@ class EngineParts:
             meters=meters,
         )
 
-    def publisher(self, invalidations: Invalidations, settings: PublisherSettings) -> Publisher:
+    def publisher(
+        self,
+        invalidations: Invalidations,
+        settings: PublisherSettings,
+        wake: Callable[[], None] = lambda: None,
+    ) -> Publisher:
         return Publisher(
             store=self.store,
             spool=self.spool,
@@ -118,6 +123,7 @@ class EngineParts:
             invalidations=invalidations,
             settings=settings,
             meters=self.meters,
+            wake=wake,
         )
 
     def catalog(self, invalidations: Invalidations) -> StoreCatalog:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -123,8 +124,16 @@ def publisher_settings(config: Config) -> PublisherSettings:
     )
 
 
-def build_publisher(parts: Parts, invalidations: Invalidations) -> Publisher:
-    """The publisher of a mount; *invalidations* tell that what its kernel must forget."""
+def build_publisher(
+    parts: Parts, invalidations: Invalidations, wake: Callable[[], None] = lambda: None
+) -> Publisher:
+    """The publisher of a mount.
+
+    Args:
+        parts: what it works with.
+        invalidations: tell the mount what its kernel must forget.
+        wake: ends the pause of the loop that runs it.
+    """
     return Publisher(
         store=parts.store,
         spool=parts.spool,
@@ -137,6 +146,7 @@ def build_publisher(parts: Parts, invalidations: Invalidations) -> Publisher:
         invalidations=invalidations,
         settings=publisher_settings(parts.config),
         meters=parts.meters,
+        wake=wake,
     )
 
 

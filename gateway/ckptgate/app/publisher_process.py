@@ -25,6 +25,7 @@ from ckptgate_adapters.channels import (
     ControlServer,
     DatagramInvalidations,
     DatagramReceiver,
+    DatagramWaker,
 )
 
 __all__ = ["run_publisher"]
@@ -85,7 +86,9 @@ def run_publisher(config: Config, *, is_kept: bool) -> int:
     store = open_store(config.store, config.s3)
     lock = only_one(config.spool, "publisher", patience_s=_PATIENCE_S)
     parts = build_parts(config, process="publisher", store=store)
-    publisher = build_publisher(parts, DatagramInvalidations(config.spool))
+    publisher = build_publisher(
+        parts, DatagramInvalidations(config.spool), DatagramWaker(config.spool).wake
+    )
     receiver = DatagramReceiver(config.spool, PUBLISHER_SOCKET)
 
     def wait(timeout_s: float) -> None:

@@ -27,6 +27,10 @@ QUEUED_MAX: Final = 1024
 """Keys that are handed out at once; the rest waits."""
 
 
+def _nobody() -> None:
+    """Whoever submits jobs looks for their ends often enough."""
+
+
 class Cancelled(Exception):  # noqa: N818 -- it tells of no error
     """The job was told to stop."""
 
@@ -34,7 +38,15 @@ class Cancelled(Exception):  # noqa: N818 -- it tells of no error
 class Jobs(Generic[_K]):
     """A small pool of threads; each job is for some keys, and each key in one job at a time."""
 
-    def __init__(self, name: str, threads: int) -> None:
+    def __init__(self, name: str, threads: int, on_end: Callable[[], None] = _nobody) -> None:
+        """Prepare.
+
+        Args:
+            name: of the threads.
+            threads: jobs that run at once.
+            on_end: called when a job has ended, on its thread: what follows it can be begun.
+        """
+        self._on_end = on_end
         self._pool = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._running: dict[concurrent.futures.Future[Mapping[_K, Outcome]], tuple[_K, ...]] = {}
         self._keys: set[_K] = set()
@@ -57,7 +69,9 @@ class Jobs(Generic[_K]):
         of_job = tuple(keys)
         assert self._keys.isdisjoint(of_job), of_job
         self._keys.update(of_job)
-        self._running[self._pool.submit(job)] = of_job
+        future = self._pool.submit(job)
+        self._running[future] = of_job
+        future.add_done_callback(lambda _: self._on_end())
 
     def take_done(self, wait_s: float) -> list[tuple[_K, bool | BaseException]]:
         """Outcomes of ended jobs by key, after waiting up to *wait_s* for all of them."""

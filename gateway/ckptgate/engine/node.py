@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ckptgate.engine.events import Events
@@ -38,6 +39,7 @@ class Node:
         meters: where it is counted.
         phases: when the phases of saves ended.
         progress: how fast saves go.
+        wake: ends the publisher's pause between two passes; any thread.
     """
 
     store: Store
@@ -53,3 +55,4 @@ class Node:
     meters: Meters
     phases: PhaseClock
     progress: Progress
+    wake: Callable[[], None]

@@ -72,6 +72,7 @@ class Publisher:
         invalidations: Invalidations,
         settings: PublisherSettings,
         meters: Meters = NO_METERS,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         self.progress = Progress(clock)
         """How fast saves go; any thread."""
@@ -95,6 +96,7 @@ class Publisher:
             meters=meters,
             phases=phases,
             progress=self.progress,
+            wake=wake,
         )
         self._spool = spool
         self._logs = logs

@@ -113,7 +113,7 @@ class Stager:
         self._settings = node.settings
         self._pace = Pace(node.clock)
         self._queue = Queue(node.spool, FileState.QUIET)
-        self._jobs: Jobs[int] = Jobs("digest", node.settings.digest_threads)
+        self._jobs: Jobs[int] = Jobs("digest", node.settings.digest_threads, node.wake)
         self._backoff: Backoff[int] = Backoff(
             node.clock, node.settings.retry_first_s, node.settings.retry_max_s
         )

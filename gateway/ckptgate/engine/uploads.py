@@ -68,7 +68,7 @@ class Uploader:
         self._settings = node.settings
         self._verify = node.settings.verify or node.store.default_verify
         self._queue = Queue(node.spool, FileState.DIGESTED)
-        self._jobs: Jobs[int] = Jobs("upload", node.settings.upload_threads)
+        self._jobs: Jobs[int] = Jobs("upload", node.settings.upload_threads, node.wake)
         self._backoff: Backoff[int] = Backoff(
             node.clock, node.settings.retry_first_s, node.settings.retry_max_s
         )

@@ -61,6 +61,7 @@ def evictor(
             meters=node.meters,
         ),
         progress=node.publisher.progress,
+        wake=lambda: None,
     )
     return Evictor(wired, room=room or (lambda _path: Room(total=TOTAL, free=free)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import queue
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -73,6 +74,29 @@ def test_a_digest_stops_when_it_is_told_to() -> None:
     ((key, error),) = jobs.take_done(10.0)
     assert key == 1
     assert isinstance(error, Cancelled)
+
+
+def test_each_end_of_a_job_is_told(tmp_path: Path) -> None:
+    ends: queue.Queue[int] = queue.Queue()
+    jobs: Jobs[int] = Jobs("test", 1, lambda: ends.put(len(jobs.take_done(0.0))))
+
+    def fail() -> dict[int, bool | Exception]:
+        raise OSError("no disk")
+
+    for key, job in enumerate((lambda: {0: True}, fail)):
+        jobs.submit([key], job)
+        # Whoever is told finds it done.
+        assert ends.get(timeout=10) == 1
+    jobs.close()
+
+
+def test_the_ends_of_digests_and_uploads_wake_the_loop(cluster: Cluster) -> None:
+    node = cluster.node("a")
+    row = node.begin("step-1", job=SESSION)
+    node.write(row, "w.bin", b"x" * 4096, rank=0)
+    node.commit(row)
+    cluster.settle()
+    assert node.woken_by == {"digest", "upload"}
 
 
 def test_explicit_zeros_are_no_hole(cluster: Cluster) -> None:
