@@ -83,7 +83,10 @@ def test_each_end_of_a_job_is_told(tmp_path: Path) -> None:
     def fail() -> dict[int, bool | Exception]:
         raise OSError("no disk")
 
-    for key, job in enumerate((lambda: {0: True}, fail)):
+    def succeed() -> dict[int, bool | Exception]:
+        return {0: True}
+
+    for key, job in enumerate((succeed, fail)):
         jobs.submit([key], job)
         # Whoever is told finds it done.
         assert ends.get(timeout=10) == 1
