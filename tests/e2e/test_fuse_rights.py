@@ -10,7 +10,8 @@ import pytest
 from tests.e2e.toy_mounts import mounted, need_mount
 from tests.facilities import lacking
 
-from ckptgate_adapters.fuse import MountOptions, channel
+from ckptgate_adapters.fuse import channel
+from ckptgate_adapters.fuse.channel import MountOptions
 
 pytestmark = pytest.mark.fuse
 

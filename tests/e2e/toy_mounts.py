@@ -18,7 +18,8 @@ import pytest
 from tests.facilities import lacking
 
 from ckptgate.errors import CkptError
-from ckptgate_adapters.fuse import MountOptions, channel
+from ckptgate_adapters.fuse import channel
+from ckptgate_adapters.fuse.channel import MountOptions
 
 _ANY = "Errno"
 """The errno is looked at afterwards."""

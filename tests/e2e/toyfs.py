@@ -25,7 +25,8 @@ from typing import Any
 from ckptgate.errors import WouldBlockError
 from ckptgate.ports.spool import NodeKind
 from ckptgate.vfs.interface import Attr, Caller, DirEntry, Entry, FsStats, Opened, SetAttr
-from ckptgate_adapters.fuse import FuseServer, FuseSession
+from ckptgate_adapters.fuse.server import FuseServer
+from ckptgate_adapters.fuse.session import FuseSession
 
 SCHEMA = """
 create table if not exists node(ino integer primary key autoincrement, kind text, mode int,
@@ -419,9 +420,6 @@ def main() -> None:
             return fs.ensured
         if word == "cpu":
             return time.process_time()
-        if word == "stop":
-            server.stop()
-            return "stopping"
         if word == "inval-name":
             server.invalidate_name(int(args[0]), args[1])
             return "queued"
@@ -443,6 +441,11 @@ def main() -> None:
 
     def commands() -> None:
         for line in sys.stdin:
+            if line.strip() == "stop":
+                # Said first: the end of `serve` is said by another thread.
+                print(json.dumps("stopping"), flush=True)
+                server.stop()
+                continue
             print(json.dumps(command(line)), flush=True)
 
     threading.Thread(target=commands, daemon=True).start()

@@ -24,9 +24,11 @@ from ckptgate.errors import (
 )
 from ckptgate.ports.spool import NodeKind
 from ckptgate.vfs.interface import Attr, Caller, DirEntry, Entry, Opened
-from ckptgate_adapters.fuse import FuseServer, FuseSession, wire
+from ckptgate_adapters.fuse import wire
 from ckptgate_adapters.fuse.opens import Backing, BackingTable
 from ckptgate_adapters.fuse.pool import Pool
+from ckptgate_adapters.fuse.server import FuseServer
+from ckptgate_adapters.fuse.session import FuseSession
 from ckptgate_adapters.fuse.wire import InitFlag, Opcode, OpenFlag
 
 RESENT = 1 << 63

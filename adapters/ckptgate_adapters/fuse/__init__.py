@@ -1,10 +1,5 @@
 """The FUSE driver: protocol adapter only.
 
-It serves a `FileSystem` and knows nothing of checkpoints.
+It serves a `FileSystem` (module `server`) and knows nothing of checkpoints. Nothing is imported
+here: whoever only mounts or unmounts needs `channel` and nothing else.
 """
-
-from ckptgate_adapters.fuse.channel import MountOptions, abort, mount, unmount
-from ckptgate_adapters.fuse.server import FuseServer
-from ckptgate_adapters.fuse.session import FuseSession
-
-__all__ = ["FuseServer", "FuseSession", "MountOptions", "abort", "mount", "unmount"]

@@ -1,33 +1,38 @@
 """The command line: parse, call one function, print. Exit codes are in `errors.ExitCode`.
 
-`ckptgate --help` and README list the commands; tests call `main(argv)`.
+`ckptgate --help` and README list the commands; tests call `main(argv)`. Only the module of the
+command that is run is imported: scripts call commands often, and all of them take half a second.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import logging
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Final
 
-from ckptgate.app.commands import (
-    decide,
-    keep,
-    look,
-    mounting,
-    outside,
-    running,
-    service,
-    serving,
-    status,
-)
 from ckptgate.app.commands.output import print_json
 from ckptgate.errors import CkptError, ExitCode
 from ckptgate_adapters.channels import error_reply
 
-__all__ = ["build_parser", "main"]
+__all__ = ["COMMANDS", "build_parser", "main"]
+
+COMMANDS: Final = {
+    "mounting": ("mount", "umount", "drain"),
+    "serving": ("serve",),
+    "status": ("status",),
+    "look": ("ls", "show", "log", "verify"),
+    "decide": ("commit", "abort", "wait"),
+    "keep": ("gc", "pin", "unpin"),
+    "outside": ("export", "uploads"),
+    "running": ("exec", "demo"),
+    "service": ("service",),
+}
+"""The modules of `ckptgate.app.commands`, in the order of the help, and what each adds."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -38,8 +43,12 @@ class _Parser(argparse.ArgumentParser):
         self.exit(ExitCode.USAGE, f"{self.prog}: {message}\n")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+def build_parser(command: str = "") -> argparse.ArgumentParser:
+    """The command line.
+
+    Args:
+        command: the only one that will be parsed; if it is none of ours, all are there.
+    """
     from ckptgate import __version__  # noqa: PLC0415 - the package imports this module's package
 
     parser = _Parser(
@@ -50,14 +59,16 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"ckptgate {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (mounting, serving, status, look, decide, keep, outside, running, service):
-        module.add_commands(commands)
+    wanted = [module for module, words in COMMANDS.items() if command in words]
+    for module in wanted or COMMANDS:
+        importlib.import_module(f"ckptgate.app.commands.{module}").add_commands(commands)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
-    args = build_parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    args = build_parser(words[0] if words else "").parse_args(words)
     logging.basicConfig(format="ckptgate: %(message)s", level=logging.WARNING)
     try:
         return int(args.handler(args))

@@ -1,4 +1,7 @@
-"""Which adapter stands behind a store's address: the only place that chooses one."""
+"""Which adapter stands behind a store's address: the only place that chooses one.
+
+An adapter is imported when a store of its kind is opened: most commands open none.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ from ckptgate.app.config import Config
 from ckptgate.app.sections import S3Section
 from ckptgate.ports.export import ExportTarget
 from ckptgate.ports.store import Store, VerifyMode, check_verify_mode
-from ckptgate_adapters.posix_store import PosixStore
 
 if TYPE_CHECKING:
     from ckptgate_adapters.s3_store import S3Options
@@ -26,6 +28,8 @@ def open_store(address: str, s3: S3Section) -> Store:
         ConfigError: an option of *s3* is not what it should be.
     """
     if not is_url(address):
+        from ckptgate_adapters.posix_store import PosixStore  # noqa: PLC0415
+
         return PosixStore(address)
     from ckptgate_adapters.s3_store import S3Store  # noqa: PLC0415 - s3fs takes its time
 

@@ -22,7 +22,6 @@ from ckptgate.app.locate import (
 )
 from ckptgate.app.registry import MountInfo, list_mounts
 from ckptgate.app.units import parse_seconds
-from ckptgate.app.unserved import pin_in, would_go
 from ckptgate.errors import ExitCode, MissingError, UsageError
 
 __all__ = ["add_commands"]
@@ -98,6 +97,8 @@ def _gc_unserved(args: argparse.Namespace, place: Place) -> int:
         msg = f"no mount on this machine serves {place.store}"
         hint = "mount it: only a daemon knows how long what is dead was so; --dry-run tells what is"
         raise MissingError(msg, subject=args.path, hint=hint)
+    from ckptgate.app.unserved import would_go  # noqa: PLC0415 - only this needs an engine
+
     found = would_go(place)
     report = {
         "store": place.store,
@@ -135,6 +136,8 @@ def _print(report: dict[str, Any]) -> None:
 def _pin(args: argparse.Namespace) -> int:
     s3 = store_options(args)
     if locate_unserved(split_address(args.path)[0], s3) is not None:
+        from ckptgate.app.unserved import pin_in  # noqa: PLC0415 - only this needs an engine
+
         place = locate_checkpoint(args.path, s3)
         pin_in(place, is_on=args.is_on, reason=args.reason)
         found = {"run": place.run, "name": place.name, "is_pinned": args.is_on}

@@ -16,16 +16,13 @@ from ckptgate.app.asking import ask
 from ckptgate.app.commands.options import add_s3_options, s3_of
 from ckptgate.app.commands.output import add_json, print_json
 from ckptgate.app.config import Config, ConfigFile, load_config_file, make_config
-from ckptgate.app.keeping import held_by_manager
 from ckptgate.app.left import LEFT_FILE, read_left, told
 from ckptgate.app.locate import require_mount
 from ckptgate.app.logs import configure_logging
 from ckptgate.app.mountpoints import end_session, is_dead_mount, prepare_mountpoint, resolve
 from ckptgate.app.reach import refuse_stopped
 from ckptgate.app.registry import MountInfo, find_mount
-from ckptgate.app.replacing import check_replaceable, running_config, successor
 from ckptgate.app.stores import probe_store
-from ckptgate.app.supervisor import Supervisor
 from ckptgate.errors import (
     BusyError,
     CkptError,
@@ -90,31 +87,43 @@ def _mount(args: argparse.Namespace) -> int:
     config = _config_of(args)
     if not args.foreground:
         if args.replace:
+            from ckptgate.app.replacing import check_replaceable  # noqa: PLC0415 - as in `_serve`
+
             check_replaceable(config)
         else:
             _check_before(config)
         _mount_in_background(config, args)
         return ExitCode.OK
     configure_logging(config.log_level, process="supervisor", form=config.log.format)
-    is_background = args.ready_fd is not None
     try:
-        if args.replace:
-            supervisor = successor(config)
-        else:
-            held = None if is_background else held_by_manager(config)
-            supervisor = Supervisor(config, held=held, is_background=is_background)
-        is_all_stored = supervisor.run(args.ready_fd)
+        is_all_stored = _serve(config, args)
     except CkptError as exc:
-        if is_background:
+        if args.ready_fd is not None:
             _tell_parent(args.ready_fd, exc)
         raise
     return ExitCode.OK if is_all_stored else ExitCode.PENDING
+
+
+def _serve(config: Config, args: argparse.Namespace) -> bool:
+    """Supervise until it is unmounted; whether everything is in the store then."""
+    # Whoever mounts in the background, unmounts or drains needs nothing of it.
+    from ckptgate.app.keeping import held_by_manager  # noqa: PLC0415
+    from ckptgate.app.replacing import successor  # noqa: PLC0415
+    from ckptgate.app.supervisor import Supervisor  # noqa: PLC0415
+
+    if args.replace:
+        return successor(config).run(args.ready_fd)
+    is_background = args.ready_fd is not None
+    held = None if is_background else held_by_manager(config)
+    return Supervisor(config, held=held, is_background=is_background).run(args.ready_fd)
 
 
 def _config_of(args: argparse.Namespace) -> Config:
     """What the command line and its file say; of a mount that goes on without any, what it has."""
     store, mountpoint = _places(args.places)
     if mountpoint and args.replace and _says_nothing(args):
+        from ckptgate.app.replacing import running_config  # noqa: PLC0415 - as in `_serve`
+
         return running_config(resolve(mountpoint))
     file = load_config_file(args.config) if args.config else ConfigFile()
     mountpoint = mountpoint or file.mountpoint

@@ -22,11 +22,9 @@ from ckptgate.app.commands.output import (
     print_json,
     printable,
 )
-from ckptgate.app.commands.watch import watch_status
-from ckptgate.app.locate import Served, locate_checkpoint, locate_unserved, serving
+from ckptgate.app.locate import Place, Served, locate_checkpoint, locate_unserved, serving
 from ckptgate.app.registry import list_mounts
 from ckptgate.app.sections import S3Section
-from ckptgate.app.unserved import overview_of
 from ckptgate.errors import CkptError, ErrorKind, ExitCode, MissingError, UsageError
 from ckptgate.model.states import is_loss
 
@@ -57,6 +55,8 @@ def _status(args: argparse.Namespace) -> int:
         raise UsageError(msg, hint="ckptgate status --json")
     # Where nobody sees it move it is the plain report, once.
     if args.watch and sys.stdout.isatty():
+        from ckptgate.app.commands.watch import watch_status  # noqa: PLC0415 - rich takes its time
+
         for it in served:
             _report(it)
         return watch_status([(it.mount, it.below) for it in served])
@@ -81,20 +81,26 @@ def _unserved(path: str, s3: S3Section) -> dict[str, Any] | None:
     nothing: MissingError | None = None
     if place is not None:
         try:
-            return {"store": place.store, **overview_of(place).to_json()}
+            return {"store": place.store, **_overview(place)}
         except MissingError as exc:
             nothing = exc
     # What lies above may hold runs without being one: then *path* is no checkpoint either.
     with contextlib.suppress(MissingError, UsageError):
         if locate_unserved(split_address(path)[0], s3) is not None:
             one = locate_checkpoint(path, s3)
-            found = overview_of(one).to_json()
+            found = _overview(one)
             rows = [row for row in found["attempts"] if row["name"] == one.name]
             if rows:
                 return {"store": one.store, **found, "attempts": rows}
     if nothing is not None:
         raise nothing
     return None
+
+
+def _overview(place: Place) -> dict[str, Any]:
+    from ckptgate.app.unserved import overview_of  # noqa: PLC0415 - only this needs an engine
+
+    return overview_of(place).to_json()
 
 
 def _status_unserved(args: argparse.Namespace, report: dict[str, Any]) -> int:
