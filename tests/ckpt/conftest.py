@@ -6,20 +6,14 @@ from collections.abc import Iterator
 
 import fsspec
 import pytest
-from tests.ckpt.places import Place
+from tests.ckpt.places import Place, placed
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """A local store with a spool on the same disk."""
-    made = Place.make(tmp_path_factory.mktemp("ckpt"))
-    try:
+    with placed(tmp_path_factory.mktemp("ckpt")) as made:
         yield made
-    except BaseException:
-        print(made.log()[-6000:])
-        raise
-    finally:
-        made.end()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -117,3 +117,13 @@ class Place:
             time.sleep(0.05)
         if info.is_alive:
             os.kill(info.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def placed(base: Path, *, store: str = "", env: Mapping[str, str] | None = None) -> Iterator[Place]:
+    """A place below *base*; its daemon is ended afterwards."""
+    made = Place.make(base, store=store, env=env)
+    try:
+        yield made
+    finally:
+        made.end()

@@ -6,7 +6,7 @@ import json
 
 import fsspec
 import pytest
-from tests.ckpt.places import Place
+from tests.ckpt.places import Place, placed
 from tests.ckpt.test_torch import finish, start
 from tests.e2e.buckets import environment
 from tests.e2e.harness import until
@@ -17,14 +17,8 @@ def bucket_place(bucket, tmp_path, monkeypatch):
     """A prefix of a bucket, and a spool."""
     for name, value in environment(bucket).items():
         monkeypatch.setenv(name, value)
-    made = Place.make(tmp_path, store=bucket.below("ckpts").url, env=environment(bucket))
-    try:
+    with placed(tmp_path, store=bucket.below("ckpts").url, env=environment(bucket)) as made:
         yield made
-    except BaseException:
-        print(made.log()[-6000:])
-        raise
-    finally:
-        made.end()
 
 
 def test_a_checkpoint_comes_to_the_bucket_whole_and_back_verified(

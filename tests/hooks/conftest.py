@@ -1,4 +1,7 @@
-"""A node's mount that the tests of one module share, and a run directory for each test."""
+"""A node's mount that the tests of one module share, and a run directory for each test.
+
+And a store without a mount, for those of `ckpt://`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.ckpt.places import Place, placed
 from tests.e2e.harness import Cluster, cluster
 
 
@@ -25,3 +29,10 @@ def run(one: Cluster, request) -> Path:
     path = one.nodes[0].mnt / f"run{number}"
     path.mkdir()
     return path
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """A local store whose daemon the first use starts."""
+    with placed(tmp_path_factory.mktemp("urls")) as made:
+        yield made

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -35,19 +34,6 @@ except Exception as exc:
     print(type(exc).__name__, flush=True)
 sys.stdin.readline()
 """
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """A local store whose daemon the first use starts."""
-    made = Place.make(tmp_path_factory.mktemp("urls"))
-    try:
-        yield made
-    except BaseException:
-        print(made.log()[-6000:])
-        raise
-    finally:
-        made.end()
 
 
 @pytest.fixture

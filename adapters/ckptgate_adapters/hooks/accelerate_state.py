@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ckptgate_adapters.hooks.extras import lacks
 from ckptgate_adapters.hooks.part import Part, giving_up
-from ckptgate_adapters.hooks.place import step_of
+from ckptgate_adapters.hooks.place import paths_only, step_of
 
 try:
     from accelerate.utils import DistributedType
@@ -50,6 +50,8 @@ class _Saver:
     def save_state(self, output_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As accelerate's own."""
         is_ours = not self._accelerator.project_configuration.automatic_checkpoint_naming
+        # It makes a local directory of that name first.
+        paths_only((output_dir if is_ours else self._accelerator.project_dir) or "", "accelerate")
         if is_ours and output_dir is not None:
             # The models of some strategies are written before the pre-hook.
             self._begin(output_dir)
@@ -58,6 +60,7 @@ class _Saver:
             if self._part is not None:
                 self._part.commit()
         except BaseException:
+            # An interrupt or exit leaves the part as unfinished as an error does.
             with giving_up(self._part):
                 raise
         finally:

@@ -16,6 +16,7 @@ from typing import Any, Final
 from ckptgate.errors import UsageError
 from ckptgate_adapters.hooks.extras import lacks
 from ckptgate_adapters.hooks.part import Part, giving_up
+from ckptgate_adapters.hooks.place import paths_only
 
 try:
     from deepspeed.runtime.checkpoint_engine.checkpoint_engine import (
@@ -60,6 +61,7 @@ class CheckpointEngine(DeepSpeedCheckpointEngine):  # type: ignore[misc]  # unty
     def create(self, info: Any) -> None:
         """A save begins; whether it is of a checkpoint tells the directory that is made next."""
         self._end()
+        paths_only(info.save_dir, "DeepSpeed")
         self._tag_dir = os.path.join(info.save_dir, str(info.tag))
         self._inner.create(info)
 
@@ -73,6 +75,8 @@ class CheckpointEngine(DeepSpeedCheckpointEngine):  # type: ignore[misc]  # unty
                 msg = f"ckptgate: {exc}"
                 raise RuntimeError(msg) from exc
             return
+        # The first that a save does: a local directory named as a URL would be made.
+        paths_only(path, "DeepSpeed")
         self._inner.makedirs(path, exist_ok=exist_ok)
 
     def _begin(self, path: str) -> None:

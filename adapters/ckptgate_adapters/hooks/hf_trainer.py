@@ -16,6 +16,7 @@ from typing import Any
 
 from ckptgate_adapters.hooks.extras import lacks
 from ckptgate_adapters.hooks.part import Part
+from ckptgate_adapters.hooks.place import paths_only
 
 try:
     from transformers import TrainerCallback
@@ -39,6 +40,14 @@ class CommitCallback(TrainerCallback):  # type: ignore[misc]  # untyped base
         """
         self._saved_by = dict(saved_by or {})
         self._part: Part | None = None
+
+    def on_init_end(self, args: Any, *_: Any, **__: Any) -> None:
+        """Refuse a URL before anything is trained."""
+        paths_only(args.output_dir, "the Trainer")
+
+    def on_train_begin(self, args: Any, *_: Any, **__: Any) -> None:
+        """The same, of a callback that was added later."""
+        paths_only(args.output_dir, "the Trainer")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Begin, if a save follows."""

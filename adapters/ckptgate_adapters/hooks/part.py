@@ -268,6 +268,7 @@ def giving_up(part: Part | None) -> Generator[None]:
     try:
         yield
     except BaseException as exc:
+        # An interrupt or exit leaves the part as unfinished as an error does.
         if part is not None:
             part.give_up(f"rank {part.rank or 0} failed: {type(exc).__name__}: {exc}")
             part.release()

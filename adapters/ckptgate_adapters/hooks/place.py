@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 from ckptgate.errors import UsageError
 
-__all__ = ["MountPlace", "Place", "is_url", "place_of", "step_of", "told"]
+__all__ = ["MountPlace", "Place", "is_url", "paths_only", "place_of", "step_of", "told"]
 
 SCHEME: Final = "ckpt"
 _STEP: Final = re.compile(r"([0-9]{1,18})/?$")
@@ -132,6 +132,23 @@ def told(error: OSError, address: str) -> OSError:
 def is_url(address: str) -> bool:
     """Whether it is one of `ckpt://` (chained ones too), and no path."""
     return address.startswith((f"{SCHEME}://", f"{SCHEME}::"))
+
+
+def paths_only(address: str | os.PathLike[str], framework: str) -> None:
+    """Refuse a URL as the place of a framework that takes it for the path of a local file.
+
+    Raises:
+        UsageError: it is one.
+    """
+    text = os.fspath(address)
+    if "://" not in text and not is_url(text):
+        return
+    msg = f"{framework} writes its files by paths and can't write to the URL {text!r}"
+    hint = (
+        "ckptgate mount STORE DIR, and save below DIR; by URLs DCP and Lightning save, "
+        "and what is written in `with ckptgate.checkpoint(URL, step)`"
+    )
+    raise UsageError(msg, subject=text, hint=hint)
 
 
 def step_of(address: str) -> int | None:
