@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABCMeta, abstractmethod
 from collections.abc import Hashable
 from typing import Any, ClassVar, cast
 
@@ -10,12 +11,16 @@ from ckptgate.errors import UsageError
 from ckptgate.model.jobkey import JobKind, job_key_from, rank_from
 from ckptgate_adapters.fsspec_ckpt import exiting, messages
 from ckptgate_adapters.fsspec_ckpt.connection import Answered, Client, Introduction, client_for
-from ckptgate_adapters.fsspec_ckpt.untyped import AbstractFileSystem
+from ckptgate_adapters.fsspec_ckpt.untyped import AbstractFileSystem, FileSystemMeta
 
 __all__ = ["Base", "umask"]
 
 
-class Base(AbstractFileSystem):  # type: ignore[misc]  # fsspec is untyped
+class _Meta(ABCMeta, FileSystemMeta):  # type: ignore[misc]  # fsspec is untyped
+    """fsspec's, which keeps instances, and the one that knows what is abstract."""
+
+
+class Base(AbstractFileSystem, metaclass=_Meta):  # type: ignore[misc]  # fsspec is untyped
     """Files of a store, with ckptgate's guarantees.
 
     Args:
@@ -52,17 +57,17 @@ class Base(AbstractFileSystem):  # type: ignore[misc]  # fsspec is untyped
         self.linger_s = float(linger_s)
         self.auto_mkdir = _is_true(auto_mkdir)
 
+    @abstractmethod
     def reach(self, is_needed: bool, may_start: bool) -> str:
         """Directory of a daemon's socket; *is_needed*: nobody answers there, so start one.
 
         Raises:
             CkptError: there is none, and none can (or, without *may_start*, is to) be started.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def reach_key(self) -> Hashable:
         """What tells this daemon from others."""
-        raise NotImplementedError
 
     @property
     def client(self) -> Client:

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import io
-from types import TracebackType
 from typing import IO, Any, Final
 
-from ckptgate_adapters.fsspec_ckpt.writers import CkptUpdater, CkptWriter, is_cut_short
+from ckptgate_adapters.fsspec_ckpt.writers import Discardable, is_cut_short
 
 __all__ = ["CkptText", "Compressed"]
 
 _BUFFER_BYTES: Final = 128 << 10
 
 
-class CkptText(io.TextIOWrapper):
+class CkptText(Discardable, io.TextIOWrapper):
     """A text file: an exception in its `with` block discards what was written, as in any file."""
 
     def __init__(self, inner: Any, **options: Any) -> None:
@@ -38,24 +37,17 @@ class CkptText(io.TextIOWrapper):
 
     def discard(self) -> None:
         """Nothing of what was written is wanted."""
+        if not isinstance(self._inner, Discardable):
+            # It is read.
+            self.close()
+            return
         self._is_discarded = True
         self._inner.discard()
         with contextlib.suppress(ValueError):
             self.detach()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is not None and isinstance(self.buffer, (CkptWriter, CkptUpdater, Compressed)):
-            self.discard()
-            return
-        self.close()
 
-
-class Compressed(io.BufferedIOBase):
+class Compressed(Discardable, io.BufferedIOBase):
     """A compressed file: its end is the end of the file that it is in."""
 
     def __init__(self, coded: IO[bytes], inner: Any) -> None:
@@ -111,7 +103,7 @@ class Compressed(io.BufferedIOBase):
 
     def discard(self) -> None:
         """Nothing of what was written is wanted."""
-        if isinstance(self._inner, (CkptWriter, CkptUpdater)):
+        if isinstance(self._inner, Discardable):
             self._inner.discard()
         if self.closed:
             return
@@ -132,17 +124,6 @@ class Compressed(io.BufferedIOBase):
             self._inner.close()
         finally:
             super().close()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.discard()
 
     def __del__(self) -> None:
         # The inner file knows what to do.

@@ -15,6 +15,7 @@ import inspect
 import io
 import logging
 import os
+from abc import abstractmethod
 from collections.abc import Callable
 from types import CodeType, TracebackType
 from typing import Any, Final
@@ -24,7 +25,7 @@ from ckptgate_adapters.fsspec_ckpt import messages
 from ckptgate_adapters.fsspec_ckpt.connection import Client
 from ckptgate_adapters.fsspec_ckpt.untyped import OpenFile
 
-__all__ = ["CkptUpdater", "CkptWriter", "Written", "is_cut_short"]
+__all__ = ["CkptUpdater", "CkptWriter", "Discardable", "Written", "is_cut_short"]
 
 _log = logging.getLogger(__name__)
 
@@ -129,73 +130,12 @@ def is_cut_short() -> bool:
     return False
 
 
-class _Writing:
-    """What a file for writing adds to Python's own."""
+class Discardable(io.IOBase):
+    """A file of which nothing is wanted if an exception ends its `with` block."""
 
-    written: Written
-    autocommit: bool
-    _failure: OSError | None = None
-    _is_discarding: bool = False
-    # Of the buffered class that comes with it:
-    closed: bool
-    flush: Callable[[], None]
-    raw: io.RawIOBase
-
-    def _prepare(self, written: Written, *, autocommit: bool) -> None:
-        self.written = written
-        self.autocommit = autocommit
-
-    @property
-    def path(self) -> str:
-        """Its name in the store."""
-        return self.written.path
-
-    full_name = path
-
-    def commit(self) -> None:
-        """In a transaction: what was written counts from now on."""
-        self.autocommit = True
-        if self.closed:
-            self.written.commit()
-        else:
-            self.close()
-
+    @abstractmethod
     def discard(self) -> None:
-        """Close without a meaning: nothing of what was written is wanted."""
-        self._is_discarding = True
-        self._close_bytes()
-        if not self.written.is_foreign:
-            self.written.discard()
-
-    def close(self) -> None:
-        """The file is written."""
-        if self.closed:
-            return
-        if self.written.is_foreign:
-            self._is_discarding = True
-            self._close_bytes()
-            return
-        if self._is_discarding or self._failure is not None or is_cut_short():
-            failure = self._failure
-            self.discard()
-            if failure is not None:
-                number = failure.errno or errno.EIO
-                msg = f"a write failed ({failure.strerror}): the file is not kept"
-                raise OSError(number, msg, self.path) from failure
-            return
-        try:
-            self.flush()
-        except BaseException:
-            with contextlib.suppress(OSError):
-                self.discard()
-            raise
-        self._close_bytes()
-        if self.autocommit:
-            self.written.commit()
-
-    def _close_bytes(self) -> None:
-        """Close the descriptor, without what is still in the buffer where that isn't wanted."""
-        raise NotImplementedError
+        """Close without a meaning; done already is fine."""
 
     def __exit__(
         self,
@@ -205,16 +145,7 @@ class _Writing:
     ) -> None:
         if kind is None:
             self.close()
-        elif not self.closed or not self.autocommit:
-            self.discard()
-
-    def __del__(self) -> None:
-        # Forgetting a file isn't closing it. (At the end of the interpreter anything may be gone.)
-        if getattr(self, "written", None) is None or self.closed:
-            return
-        with contextlib.suppress(Exception):
-            _log.warning("file-not-closed path=%s: nothing of it is kept", self.path)
-        with contextlib.suppress(Exception):
+        else:
             self.discard()
 
 
@@ -230,20 +161,30 @@ class _RawWriter(io.FileIO):
         return super().write(data)
 
 
-class CkptWriter(_Writing, io.BufferedWriter):  # type: ignore[misc]  # C classes say less than they do
-    """A file opened `wb`, `xb` or `ab`."""
+class _Writing(Discardable, io.BufferedIOBase):
+    """What a file for writing adds to one of Python's buffered files, which comes after it."""
 
-    def __init__(self, fd: int, written: Written, *, is_appended: bool, autocommit: bool) -> None:
-        self._prepare(written, autocommit=autocommit)
-        if is_appended:
-            fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
-        self._raw = _RawWriter(fd, "ab" if is_appended else "wb")
-        super().__init__(self._raw, _BUFFER_BYTES)
+    written: Written
+    autocommit: bool
+    _descriptor: _RawWriter
+    _failure: OSError | None = None
+
+    def _prepare(self, descriptor: _RawWriter, written: Written, *, autocommit: bool) -> None:
+        self.written = written
+        self.autocommit = autocommit
+        self._descriptor = descriptor
+
+    @property
+    def path(self) -> str:
+        """Its name in the store."""
+        return self.written.path
+
+    full_name = path
 
     def write(self, data: Any) -> int:
         """Write bytes."""
         try:
-            return io.BufferedWriter.write(self, data)
+            return super().write(data)
         except OSError as exc:
             self._failure = exc
             raise
@@ -251,7 +192,7 @@ class CkptWriter(_Writing, io.BufferedWriter):  # type: ignore[misc]  # C classe
     def flush(self) -> None:
         """Give the bytes to the spool file."""
         try:
-            io.BufferedWriter.flush(self)
+            super().flush()
         except OSError as exc:
             self._failure = exc
             raise
@@ -260,12 +201,74 @@ class CkptWriter(_Writing, io.BufferedWriter):  # type: ignore[misc]  # C classe
         """The descriptor of the spool file, which has all that was written until now."""
         if not self.closed:
             self.flush()
-        return io.BufferedWriter.fileno(self)
+        return super().fileno()
+
+    def commit(self) -> None:
+        """In a transaction: what was written counts from now on."""
+        self.autocommit = True
+        if self.closed:
+            self.written.commit()
+        else:
+            self.close()
+
+    def discard(self) -> None:
+        """Close without a meaning: nothing of what was written is wanted."""
+        self._descriptor.is_off = True
+        self._close_bytes()
+        if not self.written.is_foreign:
+            self.written.discard()
+
+    def close(self) -> None:
+        """The file is written."""
+        if self.closed:
+            return
+        if self.written.is_foreign:
+            self._descriptor.is_off = True
+            self._close_bytes()
+            return
+        if self._descriptor.is_off or self._failure is not None or is_cut_short():
+            failure = self._failure
+            self.discard()
+            if failure is not None:
+                number = failure.errno or errno.EIO
+                msg = f"a write failed ({failure.strerror}): the file is not kept"
+                raise OSError(number, msg, self.path) from failure
+            return
+        try:
+            self.flush()
+        except BaseException:
+            # An interrupted flush, too: part of the bytes is missing.
+            with contextlib.suppress(OSError):
+                self.discard()
+            raise
+        self._close_bytes()
+        if self.autocommit:
+            self.written.commit()
 
     def _close_bytes(self) -> None:
-        self._raw.is_off = self._is_discarding
+        """Close the descriptor; what is still in the buffer goes where it is wanted, or nowhere."""
         if not self.closed:
-            io.BufferedWriter.close(self)
+            super().close()
+
+    def __del__(self) -> None:
+        # Forgetting a file isn't closing it. (At the end of the interpreter anything may be gone.)
+        if getattr(self, "written", None) is None or self.closed:
+            return
+        with contextlib.suppress(Exception):
+            _log.warning("file-not-closed path=%s: nothing of it is kept", self.path)
+        with contextlib.suppress(Exception):
+            self.discard()
+
+
+class CkptWriter(_Writing, io.BufferedWriter):
+    """A file opened `wb`, `xb` or `ab`."""
+
+    def __init__(self, fd: int, written: Written, *, is_appended: bool, autocommit: bool) -> None:
+        if is_appended:
+            fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
+        descriptor = _RawWriter(fd, "ab" if is_appended else "wb")
+        self._prepare(descriptor, written, autocommit=autocommit)
+        io.BufferedWriter.__init__(self, descriptor, _BUFFER_BYTES)
 
 
 class CkptUpdater(  # pyright: ignore[reportIncompatibleVariableOverride]  # a C class
@@ -274,33 +277,6 @@ class CkptUpdater(  # pyright: ignore[reportIncompatibleVariableOverride]  # a C
     """A file opened `r+b`: its bytes are changed in place, or in a new version of it."""
 
     def __init__(self, fd: int, written: Written, *, autocommit: bool) -> None:
-        self._prepare(written, autocommit=autocommit)
-        self._raw = _RawWriter(fd, "r+b")
-        super().__init__(self._raw, _BUFFER_BYTES)
-
-    def write(self, data: Any) -> int:
-        """Write bytes."""
-        try:
-            return io.BufferedRandom.write(self, data)
-        except OSError as exc:
-            self._failure = exc
-            raise
-
-    def flush(self) -> None:
-        """Give the bytes to the spool file."""
-        try:
-            io.BufferedRandom.flush(self)
-        except OSError as exc:
-            self._failure = exc
-            raise
-
-    def fileno(self) -> int:
-        """The descriptor of the spool file, which has all that was written until now."""
-        if not self.closed:
-            self.flush()
-        return io.BufferedRandom.fileno(self)
-
-    def _close_bytes(self) -> None:
-        self._raw.is_off = self._is_discarding
-        if not self.closed:
-            io.BufferedRandom.close(self)
+        descriptor = _RawWriter(fd, "r+b")
+        self._prepare(descriptor, written, autocommit=autocommit)
+        io.BufferedRandom.__init__(self, descriptor, _BUFFER_BYTES)
