@@ -69,6 +69,7 @@ def _released_on_error(context: Context, made: list[Opened]) -> Generator[None]:
     try:
         yield
     except BaseException:
+        # Whatever ended it, an exit of the thread too: nobody will release them later.
         for opened in made:
             context.handles.pop(opened.fh, None)
             context.fs.release(opened.fh)

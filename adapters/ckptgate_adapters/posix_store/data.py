@@ -269,6 +269,7 @@ def _copy_source(
             copy_checked(source_fd, fd, source.size, source.digest, source.path)
         syscalls.fsync(fd)
     except BaseException:
+        # A cancelled copy, too, must not keep its descriptor.
         with contextlib.suppress(OSError):
             os.close(fd)
         raise

@@ -236,6 +236,7 @@ def _copy_in(temp: str, source_fd: int, parent_fd: int, mode: int, mtime_ns: int
         syscalls.touch(temp, mtime_ns, dir_fd=parent_fd)
         syscalls.fsync(fd)
     except BaseException:
+        # A cancelled copy, too, must not keep its descriptor.
         with contextlib.suppress(OSError):
             os.close(fd)
         raise

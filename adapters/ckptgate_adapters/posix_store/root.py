@@ -203,6 +203,7 @@ class StoreRoot:
         try:
             self._check_mount(os.fstat(fd).st_dev)
         except BaseException:
+            # An interrupt, too, must not keep the descriptor.
             os.close(fd)
             raise
         return fd
@@ -239,6 +240,7 @@ def write_file(name: str, data: bytes, *, dir_fd: int, mode: int = 0o644) -> Non
         syscalls.write(fd, data)
         syscalls.fsync(fd)
     except BaseException:
+        # An interrupt, too, must not keep the descriptor.
         with contextlib.suppress(OSError):
             os.close(fd)
         raise

@@ -173,6 +173,7 @@ def _add_copy(entry: FileEntry, source_fd: int, top: int) -> None:
         _set_attributes(entry, fd, entry.path, top, os.fstat(fd))
         syscalls.fsync(fd)
     except BaseException:
+        # A cancelled copy, too, must not keep its descriptor.
         with contextlib.suppress(OSError):
             os.close(fd)
         raise

@@ -56,6 +56,7 @@ class Connection:
             else:
                 self._wait_in_the_kernel(stall_s)
         except BaseException:
+            # An interrupt, too, must not keep the socket: nobody else has it yet.
             self._sock.close()
             raise
 

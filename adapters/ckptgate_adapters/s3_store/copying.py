@@ -114,6 +114,7 @@ async def _copy_parts(
         if there is None or there.size != source.size or dict(there.metadata) != metadata:
             raise
     except BaseException:
+        # A cancellation, too, must not leave parts that are paid for.
         with contextlib.suppress(CkptError):
             await session.retried("abort_multipart_upload", Key=key, UploadId=upload)
         raise

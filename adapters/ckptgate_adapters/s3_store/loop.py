@@ -58,6 +58,7 @@ class LoopThread:
         except concurrent.futures.CancelledError:
             raise TransientStoreError("the store was closed meanwhile") from None
         except BaseException:
+            # The caller was interrupted: nobody waits for the work any more.
             future.cancel()
             raise
 

@@ -182,6 +182,7 @@ async def each(limit: int, items: Iterable[_T], action: Callable[[_T], Awaitable
             try:
                 results[at] = await action(item)
             except BaseException:
+                # A cancellation, too, is the end for all workers: none takes another item.
                 queue.clear()
                 raise
 

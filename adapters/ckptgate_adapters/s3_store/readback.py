@@ -60,6 +60,7 @@ async def _read_rest(
             view = place.view(length)
             await read_into(session, key, start, view, etag=etag)
         except BaseException:
+            # A read that was cancelled may go on beside the loop, into this buffer.
             place.free(may_reuse=False)
             raise
         return place, view

@@ -105,6 +105,7 @@ class Session:
         try:
             connected = self._here()
         except BaseException:
+            # An interrupt, too: a coroutine that nobody awaits warns when it is collected.
             coro.close()
             raise
         return connected.thread.run(coro)

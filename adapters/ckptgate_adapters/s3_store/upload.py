@@ -194,6 +194,7 @@ class Uploads:
             sent = parts.sent(source, token)
             is_proved = await complete(self._session, upload, parts.in_order(), sent)
         except BaseException:
+            # A cancellation, too, must not leave parts that are paid for.
             await abort(self._session, upload)
             raise
         return sent, is_proved

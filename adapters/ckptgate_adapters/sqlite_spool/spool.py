@@ -156,6 +156,7 @@ def _opened(database: str, *, store_url: str | None, host: str) -> Database:
         connection.close()
         raise from_sqlite(exc, database) from exc
     except BaseException:
+        # An interrupt, too, must not keep the connection, which locks the database.
         connection.close()
         raise
     return Database(connection, database, generation)

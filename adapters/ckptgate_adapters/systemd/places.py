@@ -166,5 +166,6 @@ def _write(where: str, file: FileToPlace) -> None:
     try:
         os.replace(temporary, where)
     except BaseException:
+        # An interrupt, too, must not leave the temporary file beside the real ones.
         os.unlink(temporary)
         raise
