@@ -18,6 +18,7 @@ import pytest
 from tests.e2e.harness import until
 
 from ckptgate_adapters.fsspec_ckpt import messages, wire
+from ckptgate_adapters.fsspec_ckpt.messages import VERSION
 
 
 def test_file_systems_with_equal_options_are_one_and_go_through_pickles(place, fs, run):
@@ -141,7 +142,7 @@ def _connected(place) -> socket.socket:
 
 
 def _hello(sock: socket.socket, **words) -> messages.Reply:
-    hello = messages.Hello(version=messages.VERSION, session="0" * 32)
+    hello = messages.Hello(version=VERSION, session="0" * 32)
     sock.send(wire.encode(msgspec.structs.replace(hello, **words)))
     return wire.decode_reply(sock.recv(1 << 17))
 
@@ -160,10 +161,10 @@ def test_the_socket_is_its_users_alone(place, fs):
         b"x" * 90_000,
         b"\x80" * 100_000,
         wire.encode(messages.Stat(path="")),
-        wire.encode(messages.Hello(version=1, session="short")),
-        wire.encode(messages.Hello(version=1, session="z" * 32)),
-        wire.encode(messages.Hello(version=1, session="0" * 32, rank=5, world_size=2)),
-        wire.encode(messages.Hello(version=1, session="0" * 32, job="nonsense")),
+        wire.encode(messages.Hello(version=VERSION, session="short")),
+        wire.encode(messages.Hello(version=VERSION, session="z" * 32)),
+        wire.encode(messages.Hello(version=VERSION, session="0" * 32, rank=5, world_size=2)),
+        wire.encode(messages.Hello(version=VERSION, session="0" * 32, job="nonsense")),
     ],
     ids=["no message", "long", "too long", "no hello", "short", "no hex", "no rank", "no job"],
 )
@@ -203,7 +204,7 @@ def test_another_version_is_told_so(place, fs):
         messages.SetXattr(id=3, held=12345, name="user.a", value=b""),
         messages.Rename(id=4, path="none", to="", flags=99),
         messages.SetAttrs(id=5, path="none", size=-1),
-        messages.Hello(version=1, session="1" * 32),
+        messages.Hello(version=VERSION, session="1" * 32),
     ],
     ids=lambda request: ascii(request)[:60],
 )
@@ -249,7 +250,7 @@ from ckptgate_adapters.fsspec_ckpt import messages, wire
 sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 with wire.address(sys.argv[1]) as short:
     sock.connect(short)
-sock.send(wire.encode(messages.Hello(version=messages.VERSION, session=sys.argv[2])))
+sock.send(wire.encode(messages.Hello(version=VERSION, session=sys.argv[2])))
 print(sock.recv(100))
 """
     done = place.python(code, str(place.spool), session)

@@ -15,6 +15,7 @@ from tests.e2e.harness import until
 
 from ckptgate.app.asking import ask
 from ckptgate_adapters.fsspec_ckpt import connection, messages
+from ckptgate_adapters.fsspec_ckpt.journal import owners_in
 
 RANK = """
 import sys, fsspec
@@ -157,6 +158,33 @@ sys.stdin.read()
     looked = "import sys, fsspec; print(fsspec.filesystem('ckpt').exists(sys.argv[1]))"
     done = place.python(looked, f"{run}/step-1/a.bin", run_id="job-killed")
     assert done.stdout == "False\n", done.stderr
+
+
+def test_a_reader_that_dies_after_a_restart_of_the_daemon_tears_nothing(place, fs, run):
+    """I11: what it has open was written and closed by another."""
+    code = """
+import sys, fsspec
+fs = fsspec.filesystem("ckpt", job="readers")
+files = [fs.open(path, "rb") for path in sys.argv[1:]]
+print("open", flush=True)
+sys.stdin.read()
+"""
+    same = place.fs(job="readers")
+    same.pipe(f"{run}/step-2/a.bin", b"a" * 1000)
+    same.pipe(f"{run}/more.txt", b"more")
+    before = place.log().count("torn-close")
+    with place.start(code, f"{run}/step-2/a.bin", f"{run}/more.txt") as process:
+        assert process.stdout.readline() == "open\n", process.stderr.read()
+        daemon = place.child("clients")
+        _kill(daemon)
+        until("another daemon", lambda: place.child("clients") not in {0, daemon})
+        process.kill()
+    until("the end of its files", lambda: not owners_in(str(place.spool)))
+    assert place.log().count("torn-close") == before
+    assert same.cat(f"{run}/more.txt") == b"more"
+    same.commit(f"{run}/step-2", 0, 1)
+    same.wait(f"{run}/step-2", 60)
+    until("the copy", lambda: same.is_stored(f"{run}/more.txt"), 60)
 
 
 def test_a_file_that_is_merely_forgotten_is_not_kept(fs, run, caplog):

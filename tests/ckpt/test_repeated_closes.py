@@ -92,17 +92,18 @@ def test_a_close_sent_again_that_was_done_is_none_even_by_another_daemon(place, 
 def test_the_journal_tells_what_was_closed_from_what_was_given_up(tmp_path):
     journal = Journal(str(tmp_path))
     for fh in (1, 2, 3, 4):
-        journal.add(fh, OWNER)
+        journal.add(fh, OWNER, is_writer=True)
     journal.drop(1, is_closed=True)
     journal.drop(2)
     journal.drop(4, is_closed=True)
-    journal.add(4, OWNER)
+    journal.add(4, OWNER, is_writer=False)
     for _ in range(2):
         journal.close()
         journal = Journal(str(tmp_path))
         assert [journal.was_closed(fh, SESSION) for fh in (1, 2, 3, 4)] == [True, *[False] * 3]
         assert not journal.was_closed(1, "6" * 32)
         assert journal.owners() == {3: OWNER, 4: OWNER}
+        assert (journal.is_writer(3), journal.is_writer(4)) == (True, False)
     journal.close()
 
 
@@ -129,7 +130,7 @@ class _Alive:
 def test_no_connection_asks_for_a_handle_that_another_one_is_just_taking_over(tmp_path):
     """All connections of a client come back at once; a close on any of them finds its file."""
     journal = Journal(str(tmp_path))
-    journal.add(7, OWNER)
+    journal.add(7, OWNER, is_writer=True)
     fs: Any = _SlowFs()
     alive: Any = _Alive()
     sessions = Sessions(fs, journal, alive)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import fsspec
 import pytest
@@ -80,3 +82,41 @@ def test_a_mount_killed_while_a_client_writes_loses_nothing(shared: Cluster):
     assert fs.cat("run3/step-1/a.bin") == b"a" * 200_000 + b"b" * 200_000
     assert (node.mnt / "run3/step-1/a.bin").stat().st_size == 400_000
     fs.client.close()
+
+
+def test_an_unmount_is_refused_while_a_client_has_a_file_open(tmp_path):
+    """Exit code 7 as with a file that is open by its path, and who it is; then nothing is lost."""
+    with cluster(tmp_path) as made:
+        (node,) = made.nodes
+        fs = fsspec.filesystem("ckpt", store=str(made.store))
+        with fs.open("run/notes.txt", "wb") as file:
+            file.write(b"before")
+            done = node.stop(timeout=1)
+            assert done.returncode == 7, done.stderr
+            assert f"by ckpt:// in process {os.getpid()} (" in done.stderr
+            assert os.path.ismount(node.mnt)
+            file.write(b" and after")
+        with fs.open("run/notes.txt", "rb") as file:
+            assert node.stop(timeout=1).returncode == 7
+            assert file.read() == b"before and after"
+        done = node.stop()
+        assert done.returncode == 0, done.stderr
+        assert (made.store / "run/notes.txt").read_bytes() == b"before and after"
+        fs.client.close()
+
+
+def test_a_lazy_unmount_lets_a_client_close_its_file(tmp_path):
+    """As it lets who has one open by its path."""
+    with cluster(tmp_path) as made:
+        (node,) = made.nodes
+        fs = fsspec.filesystem("ckpt", store=str(made.store))
+        with fs.open("run/notes.txt", "wb") as file:
+            file.write(b"before")
+            command = [sys.executable, "-m", "ckptgate.app.cli", "umount", "--lazy", str(node.mnt)]
+            leaving = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+            until("the unmount", lambda: not os.path.ismount(node.mnt))
+            file.write(b" and after")
+        _, errors = leaving.communicate(timeout=60)
+        assert leaving.returncode == 0, errors
+        assert (made.store / "run/notes.txt").read_bytes() == b"before and after"
+        fs.client.close()

@@ -2,7 +2,8 @@
 
 Owns the rules: a request is sent until it is answered, as long as a daemon can be reached; what it
 changes is done once all the same. A forked child has none of its parent's connections: it is a
-client of its own. Any thread; a connection is one thread's at a time.
+client of its own. A daemon that can't see this process hears of it now and then while it has files
+open. Any thread; a connection is one thread's at a time.
 """
 
 from __future__ import annotations
@@ -95,6 +96,8 @@ class Client:
         self._idle: list[socket.socket] = []
         self._held: dict[int, weakref.ref[Held]] = {}
         self._epoch = ""
+        self._ping_s = 0.0
+        self._is_pinging = False
 
     def next_id(self) -> int:
         """A number for a change."""
@@ -106,6 +109,10 @@ class Client:
         """A file is open; it is told when the daemon has lost it."""
         with self._lock:
             self._held[fh] = weakref.ref(file)
+            is_first = self._ping_s > 0 and not self._is_pinging
+            self._is_pinging = self._is_pinging or is_first
+        if is_first:
+            threading.Thread(target=self._ping, name="ckpt-ping", daemon=True).start()
 
     def let_go(self, fh: int) -> None:
         """A file isn't open any more."""
@@ -145,6 +152,7 @@ class Client:
         with self._lock:
             connections, self._all = self._all, set()
             self._idle.clear()
+            self._ping_s = 0.0
         for connection in connections:
             connection.close()
 
@@ -153,6 +161,18 @@ class Client:
         for connection in list(self._all):
             connection.close()
         self._begin()
+
+    def _ping(self) -> None:
+        """Be known to the daemon, also to one that has just been started, while files are open."""
+        while True:
+            time.sleep(self._ping_s)
+            with self._lock:
+                if not (self._held and self._ping_s):
+                    self._is_pinging = False
+                    return
+            # One that isn't there now may be at the next time; whoever uses a file is told more.
+            with contextlib.suppress(OSError):
+                self.call(messages.Ping(), may_start=False)
 
     def _call(self, request: messages.Request, may_start: bool) -> Answered:
         deadline = min(time.monotonic() + self._patience_s, self._end_s)
@@ -208,27 +228,41 @@ class Client:
             connection.settimeout(self._time_left_s())
             with wire.address(spool) as short:
                 connection.connect(short)
-            with self._lock:
-                held = tuple(self._held)
-            hello = messages.Hello(
-                version=messages.VERSION,
-                session=self._session,
-                rank=self._introduction.rank,
-                world_size=self._introduction.world_size,
-                job=self._introduction.job,
-                held=held,
-            )
-            reply = _exchange(connection, hello)
+            *before, last = self._hello()
+            for hello in before:
+                wire.send(connection, wire.encode(hello))
+            reply = _exchange(connection, last)
             if isinstance(reply, messages.Failed):
                 raise wire.error_of(reply, "")
-            self._welcomed(connection, reply.told.text)
+            self._welcomed(connection, reply.told)
         except BaseException:
+            # An interrupt, too, must not keep the socket: nobody else has it yet.
             connection.close()
             raise
         return connection
 
-    def _welcomed(self, connection: socket.socket, epoch: str) -> None:
+    def _hello(self) -> list[messages.Hello]:
+        """The packets that say who this is, and what it has open."""
         with self._lock:
+            held = tuple(self._held)
+        each = messages.HELD_AT_ONCE
+        hello = messages.Hello(
+            version=messages.VERSION,
+            session=self._session,
+            rank=self._introduction.rank,
+            world_size=self._introduction.world_size,
+            job=self._introduction.job,
+        )
+        parts = [held[at : at + each] for at in range(0, len(held), each)] or [()]
+        return [
+            msgspec.structs.replace(hello, held=part, has_more=part is not parts[-1])
+            for part in parts
+        ]
+
+    def _welcomed(self, connection: socket.socket, told: messages.Told) -> None:
+        epoch = told.text
+        with self._lock:
+            self._ping_s = told.ping_s
             self._all.add(connection)
             if self._epoch not in {"", epoch}:
                 for reference in self._held.values():
@@ -271,6 +305,7 @@ def _exchange(connection: socket.socket, request: messages.Request) -> Answered 
             if not reply.has_more:
                 return Answered(tuple(packets), fd)
     except BaseException:
+        # An interrupt, too, must not keep the descriptor that came: nobody else has it yet.
         if fd >= 0:
             os.close(fd)
         raise

@@ -16,24 +16,27 @@ from ckptgate.vfs.interface import HELD, Attr, Caller, Opened
 from ckptgate_adapters.fsspec_ckpt import messages
 from ckptgate_adapters.fsspec_ckpt.answering import Answer, Answering, facts_of
 from ckptgate_adapters.fsspec_ckpt.messages import Told
-from ckptgate_adapters.fsspec_ckpt.sessions import ClientFile
+from ckptgate_adapters.fsspec_ckpt.sessions import FILES_MAX, ClientFile
 from ckptgate_adapters.fsspec_ckpt.walking import Place, Walk
 
 __all__ = ["FileRequests"]
 
 _OPEN_FLAGS: Final = os.O_ACCMODE | os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_APPEND
 _IN_PACKET_BYTES: Final = 32 << 10
-_FILES_MAX: Final = 65536
 
 
 class FileRequests(Answering):
     """Open files."""
 
+    def ping(self, request: messages.Ping) -> Iterator[Answer]:
+        del request
+        yield Answer(Told())
+
     def open_(self, request: messages.Open) -> Iterator[Answer]:
         if request.flags & ~_OPEN_FLAGS:
             msg = f"open flags {request.flags:#x} are not possible"
             raise UsageError(msg, subject=request.path)
-        if len(self.session.files) >= _FILES_MAX:
+        if len(self.session.files) >= FILES_MAX:
             raise OSError(errno.EMFILE, "too many files are open")
         if request.flags & os.O_ACCMODE == os.O_RDONLY:
             yield self._open_to_read(request)
@@ -65,7 +68,7 @@ class FileRequests(Answering):
             is_complete=opened.is_complete,
         )
         self.session.files[opened.fh] = file
-        self.journal.add(opened.fh, self.session.owner)
+        self.journal.add(opened.fh, self.session.owner, is_writer=False)
         self.unsure = opened.fh
         return self._given(file, Told(facts=facts_of(attr), fh=opened.fh))
 
@@ -108,7 +111,7 @@ class FileRequests(Answering):
             mode = request.mode & 0o7777
             entry, opened = self.fs.create(caller, parent, part or name, flags, mode)
             walk.saw(entry)
-            self.journal.add(opened.fh, self.session.owner)
+            self.journal.add(opened.fh, self.session.owner, is_writer=True)
             return Told(facts=facts_of(entry.attr), fh=opened.fh, part=part, is_new=True)
 
         told = self.once(request, request.id, action)
@@ -120,7 +123,7 @@ class FileRequests(Answering):
 
         def action(caller: Caller) -> Told:
             opened = self.fs.open(caller, place.attr.ino, flags)
-            self.journal.add(opened.fh, self.session.owner)
+            self.journal.add(opened.fh, self.session.owner, is_writer=True)
             return Told(facts=facts_of(place.attr), fh=opened.fh)
 
         return self.once(request, request.id, action)
@@ -142,12 +145,14 @@ class FileRequests(Answering):
                 self.steadily(lambda walk: self._take_place(walk, request))
             is_promise = self.fs.flush(self.caller, file.fh)
         except BaseException:
+            # Whatever it is, the client is told that its close failed: it won't ask again.
             self._forget(file, is_removed=bool(request.part))
             raise
         try:
             if is_promise:
                 self.settle(self._node_of(file, request.path), is_close=True)
         except BaseException:
+            # The same: it is written and known, and only its promise failed.
             self._released(file)
             raise
         self._released(file, is_closed=True)
@@ -213,6 +218,7 @@ class FileRequests(Answering):
             while view:
                 view = view[os.write(fd, view) :]
         except BaseException:
+            # An interrupt, too, must not keep the descriptor.
             os.close(fd)
             raise
         yield Answer(Told(has_data=True), fd, is_own_fd=True)

@@ -15,10 +15,11 @@ import os
 import secrets
 import struct
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["JOURNAL_FILE", "Journal", "Owner"]
+__all__ = ["JOURNAL_FILE", "Journal", "Owner", "owners_in"]
 
 JOURNAL_FILE: Final = "clients.opens"
 _HEAD: Final = struct.Struct("<16s")
@@ -28,6 +29,8 @@ _SLACK: Final = 65536
 _NO_SESSION: Final = bytes(16)
 _CLOSED: Final = (1 << 64) - 1
 """In the place of a start time: the handle was closed."""
+_READER: Final = 1 << 63
+"""Added to a process's number: the handle is one to read by."""
 _CLOSED_KEPT: Final = 4096
 """More than can be in the midst of being asked for again."""
 
@@ -48,9 +51,10 @@ class Journal:
         self._path = os.path.join(spool_path, JOURNAL_FILE)
         self._lock = threading.Lock()
         self._open: dict[int, Owner] = {}
+        self._readers: set[int] = set()
         self._closed: dict[int, str] = {}
         self._records = 0
-        data = self._read()
+        data = _read(self._path)
         is_known = len(data) >= _HEAD.size
         self._epoch = data[: _HEAD.size] if is_known else secrets.token_bytes(_HEAD.size)
         if is_known:
@@ -68,18 +72,30 @@ class Journal:
         with self._lock:
             return dict(self._open)
 
-    def add(self, fh: int, owner: Owner) -> None:
+    def is_writer(self, fh: int) -> bool:
+        """Whether a handle that is open is one to write by."""
+        with self._lock:
+            return fh not in self._readers
+
+    def add(self, fh: int, owner: Owner, *, is_writer: bool) -> None:
         """A handle was opened."""
         with self._lock:
-            self._open[fh] = owner
-            self._closed.pop(fh, None)
-            session = bytes.fromhex(owner.session)
-            self._append(_RECORD.pack(fh, owner.pid, owner.start, session))
+            self._note_open(fh, owner, is_writer=is_writer)
+            self._append(_open_record(fh, owner, is_writer=is_writer))
+
+    def _note_open(self, fh: int, owner: Owner, *, is_writer: bool) -> None:
+        self._closed.pop(fh, None)
+        self._open[fh] = owner
+        if is_writer:
+            self._readers.discard(fh)
+        else:
+            self._readers.add(fh)
 
     def drop(self, fh: int, *, is_closed: bool = False) -> None:
         """A handle is gone; *is_closed*: its client closed it, and that counts."""
         with self._lock:
             owner = self._open.pop(fh, None)
+            self._readers.discard(fh)
             if owner is None:
                 return
             if is_closed:
@@ -110,24 +126,15 @@ class Journal:
             os.write(self._fd, record)
             self._records += 1
 
-    def _read(self) -> bytes:
-        try:
-            with open(self._path, "rb") as stream:
-                return stream.read()
-        except FileNotFoundError:
-            return b""
-
     def _replay(self, data: bytes) -> None:
-        whole = len(data) - len(data) % _RECORD.size
-        for fh, pid, start, session in _RECORD.iter_unpack(data[:whole]):
-            if session == _NO_SESSION:
-                self._open.pop(fh, None)
-            elif start == _CLOSED:
-                self._open.pop(fh, None)
+        for fh, pid, start, session in _records(data):
+            if start != _CLOSED and session != _NO_SESSION:
+                self._note_open(fh, _owner_of(pid, start, session), is_writer=pid < _READER)
+                continue
+            self._open.pop(fh, None)
+            self._readers.discard(fh)
+            if start == _CLOSED:
                 self._note_closed(fh, session.hex())
-            else:
-                self._closed.pop(fh, None)
-                self._open[fh] = Owner(pid, start, session.hex())
 
     def _write_anew(self) -> None:
         """Replace the file by one of what is known; the new one is appended to."""
@@ -135,7 +142,7 @@ class Journal:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
         fd = os.open(temporary, flags, 0o600)
         records = [
-            _RECORD.pack(fh, owner.pid, owner.start, bytes.fromhex(owner.session))
+            _open_record(fh, owner, is_writer=fh not in self._readers)
             for fh, owner in self._open.items()
         ]
         records += [_closed_record(fh, session) for fh, session in self._closed.items()]
@@ -146,6 +153,42 @@ class Journal:
         if old >= 0:
             with contextlib.suppress(OSError):
                 os.close(old)
+
+
+def owners_in(spool_path: str) -> list[Owner]:
+    """Whose the handles are that are open now, one each, as another process may ask."""
+    found: dict[int, Owner] = {}
+    for fh, pid, start, session in _records(
+        _read(os.path.join(spool_path, JOURNAL_FILE))[_HEAD.size :]
+    ):
+        if session == _NO_SESSION or start == _CLOSED:
+            found.pop(fh, None)
+        else:
+            found[fh] = _owner_of(pid, start, session)
+    return list(found.values())
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as stream:
+            return stream.read()
+    except FileNotFoundError:
+        return b""
+
+
+def _records(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
+    """The whole ones."""
+    whole = len(data) - len(data) % _RECORD.size
+    yield from _RECORD.iter_unpack(data[:whole])
+
+
+def _owner_of(pid: int, start: int, session: bytes) -> Owner:
+    return Owner(pid & ~_READER, start, session.hex())
+
+
+def _open_record(fh: int, owner: Owner, *, is_writer: bool) -> bytes:
+    pid = owner.pid if is_writer else owner.pid | _READER
+    return _RECORD.pack(fh, pid, owner.start, bytes.fromhex(owner.session))
 
 
 def _gone_record(fh: int) -> bytes:

@@ -7,6 +7,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 __all__ = [
+    "HELD_AT_ONCE",
     "PART_PREFIX",
     "READ_BYTES_MAX",
     "VERSION",
@@ -22,6 +23,7 @@ __all__ = [
     "Mkdir",
     "Name",
     "Open",
+    "Ping",
     "Read",
     "Remove",
     "Rename",
@@ -38,7 +40,9 @@ __all__ = [
     "WaitStored",
 ]
 
-VERSION: Final = 1
+VERSION: Final = 2
+HELD_AT_ONCE: Final = 8192
+"""Handles in one packet of a hello: so many fit, however large their numbers are."""
 READ_BYTES_MAX: Final = 16 << 20
 """Of a file that only the store has, at a time."""
 PART_PREFIX: Final = ".ckpt-part-"
@@ -52,7 +56,7 @@ class _Message(
 
 
 class Hello(_Message, tag="hello", kw_only=True, frozen=True):
-    """The first request of a connection.
+    """The first request of a connection: in several packets where more is held than one takes.
 
     Attributes:
         version: of the protocol.
@@ -60,6 +64,7 @@ class Hello(_Message, tag="hello", kw_only=True, frozen=True):
         rank, world_size: of its process, where it knows them better than its environment tells.
         job: job key as text, "" for the one that its environment tells.
         held: handles that it has open, from before the daemon was started again.
+        has_more: another packet follows, the same but for its handles.
     """
 
     version: int
@@ -68,6 +73,7 @@ class Hello(_Message, tag="hello", kw_only=True, frozen=True):
     world_size: int | None = None
     job: str = ""
     held: tuple[int, ...] = ()
+    has_more: bool = False
 
 
 class _Change(_Message, kw_only=True, frozen=True):
@@ -80,6 +86,10 @@ class _Change(_Message, kw_only=True, frozen=True):
 
     id: int
     is_again: bool = False
+
+
+class Ping(_Message, tag="ping", kw_only=True, frozen=True):
+    """Nothing is asked: the client is there."""
 
 
 class Stat(_Message, tag="stat", kw_only=True, frozen=True):
@@ -233,6 +243,7 @@ class WaitStored(_Message, tag="wait-stored", kw_only=True, frozen=True):
 
 Request: TypeAlias = (
     Hello
+    | Ping
     | Stat
     | List
     | Open
@@ -293,6 +304,8 @@ class Told(_Message, tag="told", kw_only=True, frozen=True):
         has_data: they are in the descriptor instead.
         text: a state as JSON, or the daemon's epoch.
         has_more: another packet follows.
+        ping_s: of a hello: a client with open files is to say so often that it is there; 0: the
+            daemon sees that by itself.
     """
 
     facts: Facts | None = None
@@ -307,6 +320,7 @@ class Told(_Message, tag="told", kw_only=True, frozen=True):
     has_data: bool = False
     text: str = ""
     has_more: bool = False
+    ping_s: float = 0.0
 
 
 class Failed(_Message, tag="failed", kw_only=True, frozen=True):

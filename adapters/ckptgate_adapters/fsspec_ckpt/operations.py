@@ -30,6 +30,7 @@ class Operations(NameRequests, FileRequests):
         return answer(self, request)
 
     _table: ClassVar[dict[type, Callable[..., Iterator[Answer]]]] = {
+        messages.Ping: FileRequests.ping,
         messages.Stat: NameRequests.stat,
         messages.List: NameRequests.list,
         messages.Open: FileRequests.open_,

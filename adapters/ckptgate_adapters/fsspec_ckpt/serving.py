@@ -14,6 +14,8 @@ import os
 import socket
 import struct
 import threading
+import time
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -25,7 +27,7 @@ from ckptgate_adapters.fsspec_ckpt import messages, wire
 from ckptgate_adapters.fsspec_ckpt.identity import ClientIdentity
 from ckptgate_adapters.fsspec_ckpt.journal import Journal, Owner
 from ckptgate_adapters.fsspec_ckpt.operations import Operations
-from ckptgate_adapters.fsspec_ckpt.sessions import Session, Sessions
+from ckptgate_adapters.fsspec_ckpt.sessions import FILES_MAX, PING_S, Session, Sessions
 
 __all__ = ["ClientServer"]
 
@@ -34,6 +36,7 @@ _log = logging.getLogger(__name__)
 _CREDENTIALS: Final = struct.Struct("3i")
 _CONNECTIONS_MAX: Final = 1024
 _HELLO_S: Final = 30.0
+_PAUSE_S: Final = 0.1
 _ERRNO_END: Final = 512
 _JOB_CHARS_MAX: Final = 4096
 _SESSION_CHARS: Final = 32
@@ -72,6 +75,11 @@ class ClientServer:
     def idle_s(self) -> float:
         """How long there was no client, in seconds; 0 while there is one."""
         return self._sessions.idle_s
+
+    def wait_unused(self, is_late: Callable[[], bool]) -> None:
+        """Return once no client has a file open, or *is_late*."""
+        while self._sessions.has_files and not is_late():
+            time.sleep(_PAUSE_S)
 
     def start(self) -> None:
         """Begin to serve."""
@@ -132,7 +140,8 @@ class ClientServer:
             tid = self._introduced(pid, hello)
             owner = Owner(max(pid, 0), self._identity.process(tid).start, hello.session)
             session = self._sessions.join(owner, connection, hello.held)
-            wire.send(connection, wire.encode(messages.Told(text=self._journal.epoch)))
+            welcome = messages.Told(text=self._journal.epoch, ping_s=0.0 if owner.pid else PING_S)
+            wire.send(connection, wire.encode(welcome))
             operations = Operations(
                 self._fs,
                 session,
@@ -159,13 +168,18 @@ class ClientServer:
             self._ended(connection)
 
     def _hello(self, connection: socket.socket) -> messages.Hello:
-        data, _ = wire.receive(connection, wire.REQUEST_BYTES_MAX, takes_fd=False)
-        if not data:
-            raise ConnectionResetError("nothing was asked")
-        hello = wire.decode_request(data)
-        if not isinstance(hello, messages.Hello) or len(hello.session) != _SESSION_CHARS:
-            raise ConnectionError("the first request is no hello")
+        """All packets of a hello as one."""
+        hello = _hello_packet(connection)
         bytes.fromhex(hello.session)
+        held = list(hello.held)
+        last = hello
+        while last.has_more:
+            last = _hello_packet(connection)
+            held += last.held
+            is_one = last.held and last.session == hello.session
+            if not is_one or len(held) > FILES_MAX:
+                raise ConnectionError("the packets of a hello do not belong together")
+        hello = msgspec.structs.replace(hello, held=tuple(held), has_more=False)
         if hello.version != messages.VERSION:
             message = f"the daemon speaks version {messages.VERSION}, the client {hello.version}"
             hint = "use the same release of ckptgate"
@@ -213,6 +227,16 @@ class ClientServer:
             )
             wire.send(connection, wire.encode(failed))
         return True
+
+
+def _hello_packet(connection: socket.socket) -> messages.Hello:
+    data, _ = wire.receive(connection, wire.REQUEST_BYTES_MAX, takes_fd=False)
+    if not data:
+        raise ConnectionResetError("nothing was asked")
+    hello = wire.decode_request(data)
+    if not isinstance(hello, messages.Hello) or len(hello.session) != _SESSION_CHARS:
+        raise ConnectionError("the first request is no hello")
+    return hello
 
 
 def _errno_of(exc: OSError) -> int:

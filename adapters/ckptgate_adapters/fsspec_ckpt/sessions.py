@@ -1,8 +1,8 @@
 """Clients and the files that they have open.
 
 Owns the rule what the end of a client means: a session that ends with a file open is a writer that
-died. It ends with its process; one whose process can't be looked at ends when it isn't connected.
-Any thread.
+died. It ends with its process; one whose process can't be looked at ends when it isn't connected,
+so it is asked to be heard of in time. Any thread.
 """
 
 from __future__ import annotations
@@ -19,13 +19,17 @@ from ckptgate.vfs.identify import Identify
 from ckptgate.vfs.interface import ClientFileSystem, Opened
 from ckptgate_adapters.fsspec_ckpt.journal import Journal, Owner
 
-__all__ = ["ClientFile", "Session", "Sessions"]
+__all__ = ["FILES_MAX", "PING_S", "ClientFile", "Session", "Sessions"]
 
 _log = logging.getLogger(__name__)
 
+FILES_MAX: Final = 65536
+"""So many files one client may have open."""
 _LOOK_S: Final = 1.0
 _UNKNOWN_PROCESS_S: Final = 60.0
 """So long a process that can't be looked at may take to come back to its files."""
+PING_S: Final = 20.0
+"""So often such a one is to be heard of, as it may not know that there is a new daemon."""
 _UNSURE_S: Final = 60.0
 """So long a client may take to ask again for a file whose open it wasn't told of."""
 
@@ -88,6 +92,12 @@ class Sessions:
             is_busy = bool(self._sessions or self._orphans)
             return 0.0 if is_busy else time.monotonic() - self._idle_since
 
+    @property
+    def has_files(self) -> bool:
+        """Whether any client has a file open, also one that a predecessor opened."""
+        with self._lock:
+            return bool(self._orphans) or any(s.files for s in self._sessions.values())
+
     def join(self, owner: Owner, connection: socket.socket, held: tuple[int, ...]) -> Session:
         """A connection of a client; *held*: what it has open since before this process began.
 
@@ -103,7 +113,7 @@ class Sessions:
                 raise PermissionError(msg)
             session.connections.add(connection)
             session.left_s = 0.0
-            mine = [fh for fh in held if self._orphans.get(fh) == owner]
+            mine = [fh for fh in dict.fromkeys(held) if self._orphans.get(fh) == owner]
             # With the lock: what another connection of this client asks of them waits for that.
             for fh in mine:
                 del self._orphans[fh]
@@ -225,7 +235,11 @@ class Sessions:
             self._journal.drop(fh)
             return
         session.files[fh] = ClientFile(
-            fh=fh, ino=0, fd=opened.fd, is_writer=True, is_complete=opened.is_complete
+            fh=fh,
+            ino=0,
+            fd=opened.fd,
+            is_writer=self._journal.is_writer(fh),
+            is_complete=opened.is_complete,
         )
 
     def _reopened(self, fh: int) -> Opened | None:
@@ -252,7 +266,7 @@ class Sessions:
         if self._reopened(fh) is None:
             self._journal.drop(fh)
         else:
-            self._give_up(fh, is_writer=True)
+            self._give_up(fh, is_writer=self._journal.is_writer(fh))
 
     def _give_up(self, fh: int, *, is_writer: bool) -> None:
         try:

@@ -91,6 +91,7 @@ def run_mount(config: Config, device: int, ready_fd: int, *, is_kept: bool) -> i
         _log.error("session-lost error=%s hint=%r", exc, exc.hint)
         abort_session(config.mountpoint)
         return 0
+    _serve_clients_on(clients, invalidations, ending)
     if ending.code or not is_settled:
         # What is in the spool is there, as after a kill; and a successor waits for this end.
         logging.shutdown()
@@ -114,9 +115,15 @@ class _Ending:
         self._is_alone = False
         self._is_told = False
         self.code = 0
+        """Of an end before the session's."""
         signal.signal(SUCCEED, self._on_successor)
         signal.signal(ORPHANED, self._on_orphaned)
         signal.signal(signal.SIGTERM, self._on_term)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the process is to end, whoever uses it."""
+        return bool(self.code) or self._is_alone
 
     def _on_successor(self, number: int, frame: object) -> None:
         """Another process takes its place: end at once, without the session."""
@@ -148,6 +155,14 @@ class _Ending:
         # Nobody would answer whoever waits for the mount.
         abort_session(self._mountpoint)
         self._server.stop()
+
+
+def _serve_clients_on(
+    clients: ClientServer, invalidations: _LateInvalidations, ending: _Ending
+) -> None:
+    """The session is over, with its files: clients are to close theirs, too."""
+    invalidations.server = None
+    clients.wait_unused(lambda: ending.is_due)
 
 
 def _set_process_up() -> None:

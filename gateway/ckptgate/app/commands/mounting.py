@@ -13,6 +13,7 @@ import time
 from typing import Any, Final
 
 from ckptgate.app.asking import ask
+from ckptgate.app.client_files import refuse_open_clients
 from ckptgate.app.commands.options import add_s3_options, s3_of
 from ckptgate.app.commands.output import add_json, print_json
 from ckptgate.app.config import Config, ConfigFile, load_config_file, make_config
@@ -296,7 +297,9 @@ def _finish(mount: MountInfo, timeout_s: float) -> list[dict[str, Any]]:
 
 def _unmount(mount: MountInfo, *, lazy: bool) -> None:
     try:
-        _unmount_soon(mount.mountpoint, lazy=lazy)
+        _unmount_soon(mount, lazy=lazy)
+    except BusyError:
+        raise
     except OSError as exc:
         if exc.errno == errno.EBUSY:
             msg = f"{mount.mountpoint} is busy: a file is open in it or a process works there"
@@ -306,22 +309,24 @@ def _unmount(mount: MountInfo, *, lazy: bool) -> None:
         raise UnusableError(msg, subject=mount.mountpoint) from exc
 
 
-def _unmount_soon(mountpoint: str, *, lazy: bool) -> None:
+def _unmount_soon(mount: MountInfo, *, lazy: bool) -> None:
     """Unmount, also where somebody just looks (a watch, updatedb).
 
     Raises:
+        BusyError: a process has files open by `ckpt://`.
         OSError: it can't be.
     """
-    for _ in range(_BUSY_TRIES):
+    for tries_left in reversed(range(_BUSY_TRIES + 1)):
         try:
-            unmount(mountpoint, lazy=lazy)
+            if not lazy:
+                refuse_open_clients(mount)
+            unmount(mount.mountpoint, lazy=lazy)
         except OSError as exc:
-            if exc.errno != errno.EBUSY:
+            if exc.errno != errno.EBUSY or not tries_left:
                 raise
             time.sleep(_PAUSE_S)
         else:
             return
-    unmount(mountpoint, lazy=lazy)
 
 
 def unmount_and_drain(mount: MountInfo, *, timeout_s: float, lazy: bool) -> list[dict[str, Any]]:
