@@ -250,7 +250,7 @@ from ckptgate_adapters.fsspec_ckpt import messages, wire
 sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 with wire.address(sys.argv[1]) as short:
     sock.connect(short)
-sock.send(wire.encode(messages.Hello(version=VERSION, session=sys.argv[2])))
+sock.send(wire.encode(messages.Hello(version=messages.VERSION, session=sys.argv[2])))
 print(sock.recv(100))
 """
     done = place.python(code, str(place.spool), session)
