@@ -2,7 +2,8 @@
 
 A lost datagram costs latency and nothing else, so sending never blocks and never fails. A wake-up
 is sent only if the receiver began no look at its work since the last one: it marks each beginning
-in a number that all processes have mapped. Socket
+in a number that all processes have mapped. Whatever else somebody sends there ends nothing: what is
+no message is dropped, and who says nothing is not waited for. Socket
 paths are limited to 107 bytes, a spool's path is not: addresses go through a directory descriptor.
 Any thread.
 """
@@ -15,12 +16,13 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Generator
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
-from ckptgate.errors import CkptError, ErrorKind, UnusableError
+from ckptgate.errors import CkptError, ErrorKind, UnusableError, UsageError
 from ckptgate_adapters.mapped_number import MappedNumber
 
 __all__ = [
@@ -31,11 +33,13 @@ __all__ = [
     "DatagramInvalidations",
     "DatagramReceiver",
     "DatagramWaker",
+    "Invalidation",
     "RemoteError",
     "address_in",
     "bind_in",
     "control_call",
     "error_reply",
+    "read_invalidation",
 ]
 
 _log = logging.getLogger(__name__)
@@ -45,6 +49,12 @@ MOUNT_SOCKET: Final = "mount.sock"
 CONTROL_SOCKET: Final = "control.sock"
 _MAX_REQUEST_BYTES: Final = 1 << 20
 _MAX_REPLY_BYTES: Final = 256 << 20
+_CONNECTIONS_MAX: Final = 64
+"""Of the control socket, at a time; whoever comes then waits in its backlog."""
+_REQUEST_S: Final = 10.0
+"""How long somebody may take for a request, from its connection on."""
+_ACCEPT_PAUSE_S: Final = 0.1
+_Number = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
 
 
 @contextlib.contextmanager
@@ -114,6 +124,28 @@ class DatagramInvalidations:
     def node(self, ino: int) -> None:
         """The node's attributes or content changed."""
         self._sender.send(json.dumps({"node": ino}).encode())
+
+
+class Invalidation(msgspec.Struct, frozen=True, kw_only=True):
+    """What `DatagramInvalidations` sent: a node, or a name in a directory."""
+
+    node: _Number | None = None
+    parent: _Number | None = None
+    name: str = ""
+
+
+def read_invalidation(data: bytes) -> Invalidation | None:
+    """The message in a datagram; None, and a line in the log, for what is none."""
+    try:
+        # Not by msgspec alone: names that aren't UTF-8 have halves of pairs in them.
+        found = msgspec.convert(json.loads(data), Invalidation)
+    except (msgspec.MsgspecError, RecursionError, ValueError) as exc:
+        _log.warning("message-not-understood message=%r error=%s", data[:200], exc)
+        return None
+    if found.node is None and (found.parent is None or not found.name):
+        _log.warning("message-not-understood message=%r error=%s", data[:200], "nothing is named")
+        return None
+    return found
 
 
 class DatagramReceiver:
@@ -206,7 +238,9 @@ class ControlServer:
     def __init__(self, spool_path: str, answer: Callable[[dict[str, Any]], Any]) -> None:
         self._answer = answer
         self._sock = bind_in(socket.SOCK_STREAM, spool_path, CONTROL_SOCKET)
-        self._sock.listen(16)
+        self._sock.listen(128)
+        self._is_closed = False
+        self._room = threading.BoundedSemaphore(_CONNECTIONS_MAX)
         self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
 
     def start(self) -> None:
@@ -215,39 +249,91 @@ class ControlServer:
 
     def close(self) -> None:
         """Stop answering."""
+        self._is_closed = True
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
     def _serve(self) -> None:
-        while True:
+        while not self._is_closed:
+            self._room.acquire()
             try:
                 conn, _ = self._sock.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._one, args=(conn,), daemon=True).start()
+            except OSError as exc:
+                self._room.release()
+                if not self._is_closed:
+                    # No descriptor is left: whoever waits is answered once there is one.
+                    _log.warning("control-not-accepted error=%s", exc)
+                    time.sleep(_ACCEPT_PAUSE_S)
+                continue
+            try:
+                threading.Thread(target=self._one, args=(conn,), daemon=True).start()
+            except RuntimeError as exc:
+                # No thread is left; who asked asks again.
+                _log.warning("control-not-accepted error=%s", exc)
+                conn.close()
+                self._room.release()
 
     def _one(self, conn: socket.socket) -> None:
-        with conn, contextlib.suppress(OSError):
-            conn.settimeout(30)
-            with conn.makefile("rb") as stream:
-                line = stream.readline(_MAX_REQUEST_BYTES)
-            conn.settimeout(None)
-            if _is_given_up(conn):
-                # It came while this process stood still: whoever asked was told that it failed.
-                _log.warning("request-given-up request=%r", line[:200])
-                return
-            conn.sendall(json.dumps(self._reply(line)).encode() + b"\n")
+        try:
+            with conn, contextlib.suppress(OSError):
+                self._answer_on(conn)
+        finally:
+            self._room.release()
+
+    def _answer_on(self, conn: socket.socket) -> None:
+        line = _read_line(conn)
+        conn.settimeout(None)
+        if _is_given_up(conn):
+            # It came while this process stood still: whoever asked was told that it failed.
+            _log.warning("request-given-up request=%r", line[:200])
+            return
+        conn.sendall(json.dumps(self._reply(line)).encode() + b"\n")
 
     def _reply(self, line: bytes) -> dict[str, Any]:
         try:
-            request = msgspec.json.decode(line, type=dict[str, Any])
-            return {"result": self._answer(request)}
+            return {"result": self._answer(_request(line))}
         except CkptError as exc:
             return {"error": error_reply(exc)}
         except Exception as exc:  # noqa: BLE001 - outer edge: a bad request must not end the daemon
             _log.exception("control-failed request=%r", line[:200])
             return {"error": error_reply(CkptError(f"internal error: {exc!r}"))}
+
+
+def _request(line: bytes) -> dict[str, Any]:
+    """What was asked.
+
+    Raises:
+        UsageError: it is no request.
+    """
+    try:
+        # Not by msgspec alone: paths that aren't UTF-8 have halves of pairs in them.
+        return msgspec.convert(json.loads(line), dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError, ValueError) as exc:
+        msg = f"what came is no request: {exc}"
+        raise UsageError(msg) from exc
+
+
+def _read_line(conn: socket.socket) -> bytes:
+    """The request, with its end where it has one.
+
+    Raises:
+        OSError: it isn't there in time, however it comes, or there is none.
+    """
+    deadline = time.monotonic() + _REQUEST_S
+    line = bytearray()
+    while not line.endswith(b"\n") and len(line) < _MAX_REQUEST_BYTES:
+        conn.settimeout(max(deadline - time.monotonic(), 1e-3))
+        data = conn.recv(1 << 16)
+        if not data:
+            break
+        line += data
+        if time.monotonic() > deadline:
+            raise TimeoutError
+    if not line:
+        # Somebody only looked whether anybody is there.
+        raise ConnectionResetError
+    return bytes(line)
 
 
 def _is_given_up(conn: socket.socket) -> bool:

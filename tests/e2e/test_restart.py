@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -192,6 +193,30 @@ def test_a_signal_in_the_middle_of_a_replacement_ends_the_mount(made: Cluster) -
         os.kill(before, signal.SIGTERM)
         other.wait(60)
     until("the end of the mount", lambda: not os.path.ismount(node.mnt), 60)
+    until("the end of all", lambda: not users_of(node.spool, "lock", "mount.lock"), 60)
+    node.start()
+
+
+@pytest.mark.full
+def test_a_signal_while_the_next_one_is_stopped_ends_the_mount_all_the_same(made: Cluster) -> None:
+    """I2, I10: SIGSTOP in the middle of a takeover: it is waited for, and then no more."""
+    (node,) = made.nodes
+    before = node.info().pid
+
+    def asking() -> int:
+        found = re.search(r"being-replaced by=(\d+)", node.log())
+        return int(found[1]) if found else 0
+
+    with _replacing(node) as other:
+        deadline = time.monotonic() + 60
+        while not (after := asking()):
+            assert time.monotonic() < deadline
+        os.kill(after, signal.SIGSTOP)
+        assert "replaced mountpoint" not in node.log(), "it was faster than this test"
+        os.kill(before, signal.SIGTERM)
+        until("the end of the mount", lambda: not os.path.ismount(node.mnt), 60)
+        other.wait(60)
+    assert "replacement-stuck" in node.log()
     until("the end of all", lambda: not users_of(node.spool, "lock", "mount.lock"), 60)
     node.start()
 

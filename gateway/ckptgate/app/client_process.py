@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import logging
 import os
 import signal
@@ -20,7 +19,7 @@ from ckptgate.app.children import only_one
 from ckptgate.app.config import Config
 from ckptgate.errors import FullError
 from ckptgate.vfs.vfs import Vfs
-from ckptgate_adapters.channels import MOUNT_SOCKET, DatagramReceiver
+from ckptgate_adapters.channels import MOUNT_SOCKET, DatagramReceiver, read_invalidation
 from ckptgate_adapters.fsspec_ckpt.identity import ClientIdentity
 from ckptgate_adapters.fsspec_ckpt.serving import ClientServer
 from ckptgate_adapters.proc_identity import ProcIdentity
@@ -100,10 +99,10 @@ def _wait(
 def _receive(receiver: DatagramReceiver, fs: Vfs) -> None:
     """Drop what the publisher replaced, once nobody uses it."""
     while (data := receiver.wait(None)) is not None:
-        message = json.loads(data)
-        if "node" not in message:
+        message = read_invalidation(data)
+        if message is None or message.node is None:
             continue
         try:
-            fs.node_replaced(int(message["node"]))
+            fs.node_replaced(message.node)
         except Exception:  # noqa: BLE001 - the thread's outermost edge
-            _log.exception("replaced-node-kept node=%s", message["node"])
+            _log.exception("replaced-node-kept node=%s", message.node)

@@ -46,12 +46,27 @@ class _Keeper:
                 data, fds, _, _ = socket.recv_fds(supervisor, _MESSAGE_BYTES_MAX, 2)
             if not data:
                 return not self.command
-            message = json.loads(data)
-            if "end" in message:
+            if self.takes(data, tuple(fds)):
                 return True
-            self.command, self.abort = message["command"], message["abort"]
-            if fds:
-                self.fds = tuple(fds)
+
+    def takes(self, data: bytes, fds: tuple[int, ...]) -> bool:
+        """Do what a message says; whether the mount is over.
+
+        What makes no sense changes nothing.
+        """
+        try:
+            message = json.loads(data)
+            if message.get("end"):
+                return True
+            command, abort = [str(word) for word in message["command"]], str(message["abort"])
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as exc:
+            # Of another release, after an upgrade in place: better what there is than nothing.
+            say(f"a message makes no sense: {exc!r}")
+            return False
+        if command:
+            self.command, self.abort = command, abort
+            self.fds = fds or self.fds
+        return False
 
     def is_worn_out(self) -> bool:
         now = time.monotonic()

@@ -10,7 +10,6 @@ that callers don't wait until there is a new one, whose own mount process then t
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import os
 import signal
@@ -26,7 +25,7 @@ from ckptgate.app.mountpoints import abort_session
 from ckptgate.app.stores import open_store
 from ckptgate.errors import FullError, UnusableError
 from ckptgate.vfs.vfs import Vfs
-from ckptgate_adapters.channels import MOUNT_SOCKET, DatagramReceiver
+from ckptgate_adapters.channels import MOUNT_SOCKET, DatagramReceiver, read_invalidation
 from ckptgate_adapters.fsspec_ckpt.identity import ClientIdentity
 from ckptgate_adapters.fsspec_ckpt.serving import ClientServer
 from ckptgate_adapters.fuse.server import FuseServer
@@ -201,12 +200,14 @@ def _go_before_others() -> None:
 def _receive(receiver: DatagramReceiver, server: FuseServer, fs: Vfs) -> None:
     """Pass the publisher's invalidations on to the kernel."""
     while (data := receiver.wait(None)) is not None:
-        message = json.loads(data)
-        if "node" in message:
-            server.invalidate_node(int(message["node"]))
-            try:
-                fs.node_replaced(int(message["node"]))
-            except Exception:  # noqa: BLE001 - the thread's outermost edge
-                _log.exception("replaced-node-kept node=%s", message["node"])
-        else:
-            server.invalidate_name(int(message["parent"]), str(message["name"]))
+        message = read_invalidation(data)
+        if message is None:
+            continue
+        if message.node is None:
+            server.invalidate_name(message.parent or 0, message.name)
+            continue
+        server.invalidate_node(message.node)
+        try:
+            fs.node_replaced(message.node)
+        except Exception:  # noqa: BLE001 - the thread's outermost edge
+            _log.exception("replaced-node-kept node=%s", message.node)

@@ -83,7 +83,6 @@ class Supervisor:
         self._publisher = Child("publisher", config)
         self._door: Door | None = None
         self._successor: Successor | None = None
-        self._is_stop_due = False
         self._watching = Watching(config, self._selector)
         self._stopping = Stopping(config)
         # Whether the mount goes on without this process: it isn't its own yet, or no more.
@@ -274,15 +273,22 @@ class Supervisor:
     def _one_event(self) -> bool:
         """Handle what happened; False when the mount has ended, or goes on elsewhere."""
         # One at a time: what is done about it may change what is watched.
-        for key, _ in self._selector.select(self._stopping.pause_s)[:1]:
+        events = self._selector.select(self._pause_s())[:1]
+        for key, _ in events:
             if key.data is self._watching:
                 self._watching.on_readable((self._server.process, self._publisher.process))
             elif not key.data():
                 return False
+        if self._successor is not None and not events:
+            self._successor.kill_if_late()
         if self._stopping.is_due_to_unmount():
             self._watching.stop()
             self._stopping.unmount()
         return not self._stopping.is_over()
+
+    def _pause_s(self) -> float | None:
+        """How long to wait for something to happen; None: as long as nothing does."""
+        return self._stopping.pause_s if self._successor is None else self._successor.pause_s
 
     def _on_end(self, child: Child, pidfd: int) -> bool:
         """A child has ended."""
@@ -348,11 +354,9 @@ class Supervisor:
     def _on_successor(self, successor: Successor) -> bool:
         """It has taken over, or died."""
         self._unwatch(successor.fileno())
-        if successor.has_taken():
+        if successor.end():
             _log.info("replaced mountpoint=%s", self._config.mountpoint)
             self._is_left = True
-            if self._is_stop_due:
-                successor.stop()
             return False
         _log.error("replacement-failed mountpoint=%s: going on", self._config.mountpoint)
         self._successor = None
@@ -363,7 +367,7 @@ class Supervisor:
             code = child.code
             if code is not None and not self._replace(child, code):
                 return False
-        if self._is_stop_due:
+        if successor.is_hurried:
             self._stopping.signalled()
         return True
 
@@ -379,7 +383,7 @@ class Supervisor:
             os.read(signal_fd, 64)
         if self._successor is not None:
             # Whoever has the mount then ends it.
-            self._is_stop_due = True
+            self._successor.hurry()
             return True
         if self._is_service and not self._stopping.has_begun:
             job = pending_job()
