@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptgate_adapters.status_page import Answer, Asked, StatusServer, server
+from ckptgate_adapters.status_page import Answer, Asked, StatusServer, handler, server
 from ckptgate_adapters.status_page.handler import is_own_host
 from ckptgate_adapters.status_page.server import SOCKET_NAME, page_answer
 
@@ -197,22 +197,99 @@ def test_a_port_that_another_mount_has_is_waited_for(served: Served, monkeypatch
     assert served.get("/metrics")[0].status == 200
 
 
-def test_silent_connections_take_no_more_than_their_share(served: Served, monkeypatch):
-    monkeypatch.setattr(server, "_LIFE_S", 0.0)
-    port = served.listen()
-    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(40)]
+@contextlib.contextmanager
+def silent(address: tuple[str, int] | str, count: int = 40) -> Iterator[list[socket.socket]]:
+    """Connections that ask for nothing."""
+    made: list[socket.socket] = []
     try:
-        deadline = time.monotonic() + 60
-        while True:
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                if served.get("/metrics")[0].status == 200:
-                    break
-            assert time.monotonic() < deadline
-        names = [thread.name for thread in threading.enumerate()]
-        assert names.count("status-one") <= 17
+        for _ in range(count):
+            family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
+            made.append(socket.socket(family))
+            made[-1].settimeout(60)
+            made[-1].connect(address)
+        yield made
     finally:
-        for sock in silent:
+        for sock in made:
             sock.close()
+
+
+def threads() -> int:
+    return [thread.name for thread in threading.enumerate()].count("status-one")
+
+
+def test_a_probe_gets_through_though_silent_connections_take_all_room(served: Served, monkeypatch):
+    """However long they may be silent; and they take no more than their share."""
+    monkeypatch.setattr(handler, "HEAD_S", 3600.0)
+    port = served.listen()
+    with silent(("127.0.0.1", port)) as others:
+        for _ in range(3):
+            assert served.get("/metrics")[0].status == 200
+        assert threads() <= server._CONNECTIONS_MAX
+        # The oldest had to go.
+        assert others[0].recv(1) == b""
+
+
+def test_sockets_have_room_of_their_own(served: Served, monkeypatch):
+    monkeypatch.setattr(handler, "HEAD_S", 3600.0)
+    served.made.listen_in(str(served.directory))
+    served.listen()
+    path = str(served.directory / SOCKET_NAME)
+    with silent(path, server._CONNECTIONS_MAX) as others:
+        assert served.get("/metrics")[0].status == 200
+        others[0].sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert others[0].makefile("rb").read().endswith(b"x 1\n")
+
+
+def test_answers_that_are_under_way_are_not_ended_for_new_connections(served: Served, monkeypatch):
+    is_due, asked = threading.Event(), threading.Semaphore(0)
+
+    def slow(_: Asked) -> Answer:
+        asked.release()
+        is_due.wait(60)
+        return Answer(body=b"late\n")
+
+    monkeypatch.setitem(PAGES, "/slow", slow)
+    monkeypatch.setattr(server, "_END_S", 0.0)
+    made = StatusServer(PAGES, hosts=(), for_others=())
+    busy = Served(made, served.directory)
+    port = busy.listen()
+    with silent(("127.0.0.1", port), server._CONNECTIONS_MAX) as others:
+        for sock in others:
+            sock.sendall(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        for _ in others:
+            assert asked.acquire(timeout=60)
+        assert busy.raw(b"") == b""
+        # One that is old may go.
+        monkeypatch.setattr(server, "_LIFE_S", 0.0)
+        assert busy.raw(b"") == b""
+        is_due.set()
+        answers = [sock.makefile("rb").read() for sock in others]
+    assert [b"late" in answer for answer in answers] == [False] + [True] * (len(answers) - 1)
+    made.close()
+
+
+def test_a_head_must_have_come_in_its_time_however_it_comes(monkeypatch):
+    """On a clock of its own: a client that sends a byte now and then has no more time."""
+    now = [0.0]
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        head = handler._Head(ours, lambda: now[0])
+        got = bytearray(1)
+        for _ in range(4):
+            theirs.send(b"G")
+            assert head.readinto(got) == 1
+            now[0] += handler.HEAD_S / 4
+        theirs.send(b"G")
+        with pytest.raises(TimeoutError):
+            head.readinto(got)
+
+
+def test_who_is_silent_is_sent_away(served: Served, monkeypatch):
+    monkeypatch.setattr(handler, "HEAD_S", 0.05)
+    port = served.listen()
+    with silent(("127.0.0.1", port), 3) as others:
+        others[1].sendall(b"GET /metrics HTTP/1.1\r\nHost: ")
+        assert [sock.recv(1) for sock in others] == [b""] * 3
 
 
 def test_after_the_end_nobody_is_answered(served: Served):

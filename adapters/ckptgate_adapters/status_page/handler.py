@@ -2,7 +2,8 @@
 
 It owns the rules of the door: GET only; over TCP only with a Host that is an address or a name of
 this machine, so that no page of the web can have a browser read this one under a name of its own;
-no other page may embed or read it, and none of its scripts but its own runs.
+no other page may embed or read it, and none of its scripts but its own runs. A request has a time
+in which it must have come, however it comes: who is silent, or speaks in drops, soon goes.
 
 Thread rule: one request belongs to one thread.
 """
@@ -10,19 +11,27 @@ Thread rule: one request belongs to one thread.
 from __future__ import annotations
 
 import http.server
+import io
 import ipaddress
 import logging
+import socket
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 __all__ = ["Answer", "Asked", "Door", "Handler", "is_own_host"]
 
 _log = logging.getLogger(__name__)
 
-_LINE_S: Final = 10.0
-"""How long a client may be silent."""
+HEAD_S: Final = 2.0
+"""In so long a request must have come, from its connection on."""
+_BODY_S: Final = 10.0
+"""In so long a client must have taken its answer."""
 _HEADERS: Final = {
     "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -103,15 +112,54 @@ def _is_address(text: str) -> bool:
     return True
 
 
+class _Head(io.RawIOBase):
+    """What a connection says until its time for that is over."""
+
+    def __init__(self, connection: socket.socket, clock: Callable[[], float]) -> None:
+        super().__init__()
+        self._connection = connection
+        self._clock = clock
+        self._due_s = clock() + HEAD_S
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """As a socket's; raises TimeoutError once the time is over."""
+        left_s = self._due_s - self._clock()
+        if left_s <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left_s)
+        return self._connection.recv_into(buffer)
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
     """Answers one request of a connection, which then ends."""
 
     door: ClassVar[Door]
+    heard: ClassVar[Callable[[socket.socket], None]]
+    """Called when a request has come, with its connection."""
+    clock: ClassVar[Callable[[], float]] = time.monotonic
+    connection: socket.socket
     server_version = "ckptgate"
     sys_version = ""
-    timeout = _LINE_S
     error_message_format = "%(code)d %(message)s\n"
     error_content_type = "text/plain; charset=utf-8"
+
+    def setup(self) -> None:
+        """As the base class, but the request has an end in time."""
+        super().setup()
+        # The socket stays open for as long as this is.
+        self.rfile.close()
+        self.rfile = io.BufferedReader(_Head(self.connection, type(self).clock))
+
+    def parse_request(self) -> bool:
+        """As the base class: the whole head is there then, or what is no request is answered."""
+        is_one = super().parse_request()
+        self.connection.settimeout(_BODY_S)
+        type(self).heard(self.connection)
+        return is_one
 
     def __getattr__(self, name: str) -> Any:
         """Methods but GET are refused as such, not as unknown."""

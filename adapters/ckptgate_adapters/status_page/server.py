@@ -1,8 +1,9 @@
 """HTTP on a unix socket in the spool, and on TCP where the configuration says so.
 
-It owns the rule that looking never costs the daemon more than a few threads: at most so many
-connections, the oldest of which ends when there are more; and that a port which another mount has
-is no reason to end, but waited for. At rest nothing runs: threads wait in `accept`.
+It owns the rule that looking never costs the daemon more than a few threads: each socket has so
+many connections of its own at most, and for a new one that goes which has been silent for longest,
+so that a health probe always gets through; and that a port which another mount has is no reason to
+end, but waited for. At rest nothing runs: threads wait in `accept`.
 
 Thread rule: `start` and `close` belong to one thread; each connection has a thread of its own.
 """
@@ -19,6 +20,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Final
 
@@ -32,7 +34,9 @@ SOCKET_NAME: Final = "status.sock"
 PAGE_PATH: Final = "/"
 _CONNECTIONS_MAX: Final = 16
 _LIFE_S: Final = 20.0
-"""A connection that is older may be ended for a new one."""
+"""A connection that is older may be ended for a new one, though its answer is under way."""
+_END_S: Final = 1.0
+"""Until a thread whose connection was ended is gone."""
 _PORT_WAIT_S: Final = 15.0
 _INLINE: Final = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
@@ -52,15 +56,24 @@ def page_answer() -> Answer:
     return Answer(body=text.encode(), content_type="text/html; charset=utf-8", policy=policy)
 
 
+@dataclass(slots=True)
+class _Open:
+    """A connection: since when it is there (monotonic), and whether its request has come."""
+
+    at_s: float
+    has_asked: bool = False
+
+
 class _Listener:
     """One listening socket."""
 
     def __init__(self, sock: socket.socket, door: Door) -> None:
         self._sock = sock
-        self._handler: Any = type("BoundHandler", (Handler,), {"door": door})
-        self._lock = threading.Lock()
+        bound = {"door": door, "heard": self._heard}
+        self._handler: Any = type("BoundHandler", (Handler,), bound)
+        self._changed = threading.Condition()
         self._is_closed = False
-        self._open: dict[socket.socket, float] = {}
+        self._open: dict[socket.socket, _Open] = {}
         self._thread = threading.Thread(target=self._accept, name="status", daemon=True)
         self._thread.start()
 
@@ -74,7 +87,7 @@ class _Listener:
         self._is_closed = True
         _shut(self._sock)
         self._sock.close()
-        with self._lock:
+        with self._changed:
             for connection in self._open:
                 _shut(connection)
 
@@ -101,17 +114,32 @@ class _Listener:
                     self._ended(connection)
 
     def _admit(self, connection: socket.socket) -> bool:
-        """Whether there is room; an old connection is ended where there is none."""
-        now_s = time.monotonic()
-        with self._lock:
+        """Whether there is room; where there is none, another one may have to go."""
+        with self._changed:
+            if len(self._open) >= _CONNECTIONS_MAX and (gone := self._to_go()) is not None:
+                _shut(gone)
+                self._changed.wait_for(lambda: gone not in self._open, _END_S)
             if len(self._open) >= _CONNECTIONS_MAX:
-                oldest = min(self._open, key=self._open.__getitem__)
-                if now_s - self._open[oldest] > _LIFE_S:
-                    _shut(oldest)
                 connection.close()
                 return False
-            self._open[connection] = now_s
+            self._open[connection] = _Open(time.monotonic())
         return True
+
+    def _to_go(self) -> socket.socket | None:
+        """Which connection goes for a new one: the oldest of those that have asked for nothing.
+
+        If all have, the oldest one, if it is old.
+        """
+        silent = [one for one, known in self._open.items() if not known.has_asked]
+        if silent:
+            return silent[0]
+        oldest, known = next(iter(self._open.items()))
+        return oldest if time.monotonic() - known.at_s > _LIFE_S else None
+
+    def _heard(self, connection: socket.socket) -> None:
+        with self._changed:
+            if connection in self._open:
+                self._open[connection].has_asked = True
 
     def _serve(self, connection: socket.socket, address: object) -> None:
         try:
@@ -122,9 +150,10 @@ class _Listener:
             self._ended(connection)
 
     def _ended(self, connection: socket.socket) -> None:
-        with self._lock:
-            self._open.pop(connection, None)
         _shut(connection)
+        with self._changed:
+            self._open.pop(connection, None)
+            self._changed.notify_all()
         connection.close()
 
 
