@@ -266,12 +266,22 @@ def test_incidents_are_told_to_the_command_once_also_over_kill_9(seen: Cluster):
     for name in ("step-6", hostile):
         assert job(SAVE, node.mnt / "run" / name, "a.txt").returncode == 0
         until("it is joined", partial(is_joined, node, name))
-        assert main(["abort", str(node.mnt / "run" / name)]) == 0
+        given_up = job("import ckptgate, sys; ckptgate.abort(sys.argv[1])", node.mnt / "run" / name)
+        assert given_up.returncode == 0, given_up.stderr
         until("it is told", partial(of, name))
         node.kill("publisher")
         until("a new publisher", lambda: is_ready(node))
     assert [it["kind"] for it in of("step-6")] == ["aborted"]
+    # What a person wants is kept, and told to nobody.
+    assert job(SAVE, node.mnt / "run" / "step-8", "a.txt").returncode == 0
+    words = ["abort", str(node.mnt / "run" / "step-8"), "--reason", "bad data"]
+    assert main(words) == 0
+    (kept,) = [it for it in node.status()["events"] if "step-8" in it["subject"]]
+    assert (kept["kind"], kept["severity"]) == ("cancelled", "notice")
+    assert kept["detail"].endswith(f" on {socket.gethostname()}: bad data")
+    assert metrics(node)["ckptgate_saves_total{result=cancelled}"] == 1
     (last,) = of(hostile)
+    assert not of("step-8")
     assert (last["severity"], last["host"]) == ("critical", socket.gethostname())
     assert last["hint"]
 

@@ -41,10 +41,11 @@ from ckptgate.model.documents import (
     encode,
 )
 from ckptgate.model.entries import Abort, Close, Commit, Entry, LogRecord, Seal
+from ckptgate.model.incidents import CANCELLED_KIND
 from ckptgate.model.layout import intent_key, log_key, manifest_key
 from ckptgate.model.rules import AttemptPhase, AttemptView, RunState
 from ckptgate.model.saving import SavedBy, merge_savings
-from ckptgate.model.states import UNDECIDED, AttemptState
+from ckptgate.model.states import UNDECIDED, AttemptState, is_cancelled
 from ckptgate.ports.recording import given_up
 from ckptgate.ports.spool import AttemptRow
 
@@ -153,8 +154,7 @@ class Decider:
             now = self._spool.attempt(row.id)
             if now is not None and now.state in UNDECIDED and not now.attempt:
                 self._spool.update_attempt(row.id, state=AttemptState.ABANDONED, reason=reason)
-        self._phases.lost(row, "abandoned")
-        self._events.record("abandoned", f"{row.run}/{row.name}", reason)
+        self._tell_lost(row, "abandoned", row.name, reason)
         self._invalidations.name(row.run_ino, row.name)
 
     def give_up(self, row: AttemptRow) -> bool:
@@ -203,10 +203,15 @@ class Decider:
             )
         self._voter.forget(row.id)
         self._membership.forget(row.run, row.attempt)
-        self._phases.lost(row, "aborted")
-        self._events.record("aborted", f"{row.run}/{row.attempt}", _with_missing(view))
+        self._tell_lost(row, "aborted", row.attempt, _with_missing(view))
         self._invalidations.name(row.run_ino, row.name)
         return True
+
+    def _tell_lost(self, row: AttemptRow, kind: str, what: str, why: str) -> None:
+        """Count and record an end without a COMMIT: an incident, unless a person wanted it."""
+        kind = CANCELLED_KIND if is_cancelled(why) else kind
+        self._phases.lost(row, kind)
+        self._events.record(kind, f"{row.run}/{what}", why)
 
     def _seal_of(self, case: _Case) -> Seal:
         """The SEAL's entry: the folded log keeps only its slot."""

@@ -11,6 +11,7 @@ from ckptgate.errors import RefusedError
 
 __all__ = [
     "ATTEMPT_TRANSITIONS",
+    "CANCELLED",
     "DELETED",
     "FILE_TRANSITIONS",
     "FSYNC_FAILED",
@@ -25,6 +26,7 @@ __all__ = [
     "FileState",
     "advance_attempt",
     "advance_file",
+    "is_cancelled",
     "is_loss",
     "must_be_rewritten",
 ]
@@ -47,6 +49,8 @@ DELETED: Final = "deleted"
 UNCHANGED: Final = "nothing was changed in it"
 RENAMED_OVER: Final = "replaced by the rename of "
 """Why an attempt was given up (or how that begins) where its own job wanted nothing else."""
+CANCELLED: Final = "cancelled by "
+"""How the reason begins where a person had it aborted; who that was follows."""
 
 
 class FileState(enum.StrEnum):
@@ -135,3 +139,11 @@ def is_loss(state: str, reason: str) -> bool:
     if state not in {AttemptState.ABORTED, AttemptState.ABANDONED}:
         return False
     return reason not in {REMOVED, DELETED, UNCHANGED} and not reason.startswith(RENAMED_OVER)
+
+
+def is_cancelled(reason: str) -> bool:
+    """Whether an attempt that was given up for *reason* ended as a person wanted it to.
+
+    It is no committed save, but nothing that anybody must be alarmed by.
+    """
+    return reason.startswith(CANCELLED)

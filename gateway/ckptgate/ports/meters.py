@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from ckptgate.errors import ErrorKind
-from ckptgate.model.incidents import INCIDENTS
+from ckptgate.model.incidents import CANCELLED_KIND, INCIDENTS
 
 __all__ = [
     "COMMITTED_BYTES",
@@ -72,91 +72,80 @@ class Meter:
     buckets: tuple[float, ...] = ()
 
 
+def _counter(name: str, text: str, label: str = "", values: tuple[str, ...] = ("",)) -> Meter:
+    return Meter(name=name, help=text, kind=MeterKind.COUNTER, label=label, values=values)
+
+
+def _gauge(name: str, text: str) -> Meter:
+    return Meter(name=name, help=text, kind=MeterKind.GAUGE)
+
+
+def _histogram(
+    name: str, text: str, label: str, values: tuple[str, ...], buckets: tuple[float, ...]
+) -> Meter:
+    kind = MeterKind.HISTOGRAM
+    return Meter(name=name, help=text, kind=kind, label=label, values=values, buckets=buckets)
+
+
 REQUEST_KINDS: Final = ("look", "change", "read", "write")
-SAVE_RESULTS: Final = ("committed", "aborted", "abandoned", "late")
+SAVE_RESULTS: Final = ("committed", "aborted", "abandoned", "late", CANCELLED_KIND)
 PHASES: Final = ("staging", "digest", "upload", "vote", "commit")
 """Of a save, in order: each is the time from the end of the one before to its own."""
 _WAITS_S: Final = (0.001, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0)
 _SAVES_S: Final = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
 
-REQUEST_SECONDS: Final = Meter(
-    name="ckptgate_request_seconds",
-    help="How long the mount took to answer the kernel's requests; passed-through I/O has none.",
-    kind=MeterKind.HISTOGRAM,
-    label="kind",
-    values=REQUEST_KINDS,
-    buckets=_WAITS_S,
+REQUEST_SECONDS: Final = _histogram(
+    "ckptgate_request_seconds",
+    "How long the mount took to answer the kernel's requests; passed-through I/O has none.",
+    "kind",
+    REQUEST_KINDS,
+    _WAITS_S,
 )
-WAITING_SINCE: Final = Meter(
-    name="ckptgate_request_waiting_since_seconds",
-    help="Monotonic clock when the oldest request that waits for the store or the disk came.",
-    kind=MeterKind.GAUGE,
+WAITING_SINCE: Final = _gauge(
+    "ckptgate_request_waiting_since_seconds",
+    "Monotonic clock when the oldest request that waits for the store or the disk came.",
 )
-PASSTHROUGH: Final = Meter(
-    name="ckptgate_passthrough",
-    help="Whether the kernel reads and writes staged files itself.",
-    kind=MeterKind.GAUGE,
+PASSTHROUGH: Final = _gauge(
+    "ckptgate_passthrough", "Whether the kernel reads and writes staged files itself."
 )
-SAVES: Final = Meter(
-    name="ckptgate_saves_total",
-    help="Checkpoints of this node by how they ended.",
-    kind=MeterKind.COUNTER,
-    label="result",
-    values=SAVE_RESULTS,
+SAVES: Final = _counter(
+    "ckptgate_saves_total", "Checkpoints of this node by how they ended.", "result", SAVE_RESULTS
 )
-PHASE_SECONDS: Final = Meter(
-    name="ckptgate_save_phase_seconds",
-    help="Of committed checkpoints, what each phase added after the one before had ended.",
-    kind=MeterKind.HISTOGRAM,
-    label="phase",
-    values=PHASES,
-    buckets=_SAVES_S,
+PHASE_SECONDS: Final = _histogram(
+    "ckptgate_save_phase_seconds",
+    "Of committed checkpoints, what each phase added after the one before had ended.",
+    "phase",
+    PHASES,
+    _SAVES_S,
 )
-COMMITTED_BYTES: Final = Meter(
-    name="ckptgate_committed_bytes_total",
-    help="Bytes of this node in committed checkpoints.",
-    kind=MeterKind.COUNTER,
+COMMITTED_BYTES: Final = _counter(
+    "ckptgate_committed_bytes_total", "Bytes of this node in committed checkpoints."
 )
-DIGESTED_BYTES: Final = Meter(
-    name="ckptgate_digested_bytes_total",
-    help="Bytes that were digested.",
-    kind=MeterKind.COUNTER,
+DIGESTED_BYTES: Final = _counter("ckptgate_digested_bytes_total", "Bytes that were digested.")
+DIGESTED_FILES: Final = _counter("ckptgate_digested_files_total", "Files that were digested.")
+UPLOADED_BYTES: Final = _counter(
+    "ckptgate_uploaded_bytes_total", "Bytes that the store has been proved to have."
 )
-DIGESTED_FILES: Final = Meter(
-    name="ckptgate_digested_files_total",
-    help="Files that were digested.",
-    kind=MeterKind.COUNTER,
+UPLOADED_FILES: Final = _counter(
+    "ckptgate_uploaded_files_total", "Files that the store has been proved to have."
 )
-UPLOADED_BYTES: Final = Meter(
-    name="ckptgate_uploaded_bytes_total",
-    help="Bytes that the store has been proved to have.",
-    kind=MeterKind.COUNTER,
+UPLOAD_ERRORS: Final = _counter(
+    "ckptgate_upload_errors_total",
+    "Failed uploads by kind of the error; each is tried again.",
+    "kind",
+    (*(str(kind) for kind in ErrorKind), OTHER),
 )
-UPLOADED_FILES: Final = Meter(
-    name="ckptgate_uploaded_files_total",
-    help="Files that the store has been proved to have.",
-    kind=MeterKind.COUNTER,
+INCIDENTS_TOLD: Final = _counter(
+    "ckptgate_incidents_total",
+    "Incidents by kind, see EVENTS.md.",
+    "kind",
+    (*sorted(INCIDENTS), OTHER),
 )
-UPLOAD_ERRORS: Final = Meter(
-    name="ckptgate_upload_errors_total",
-    help="Failed uploads by kind of the error; each is tried again.",
-    kind=MeterKind.COUNTER,
-    label="kind",
-    values=(*(str(kind) for kind in ErrorKind), OTHER),
-)
-INCIDENTS_TOLD: Final = Meter(
-    name="ckptgate_incidents_total",
-    help="Incidents by kind, see EVENTS.md.",
-    kind=MeterKind.COUNTER,
-    label="kind",
-    values=(*sorted(INCIDENTS), OTHER),
-)
-HOOK_RUNS: Final = Meter(
-    name="ckptgate_hook_runs_total",
-    help="Runs of the incidents' command by how they ended.",
-    kind=MeterKind.COUNTER,
-    label="result",
-    values=("ok", "failed", "timeout", "suppressed"),
+HOOK_RUNS: Final = _counter(
+    "ckptgate_hook_runs_total",
+    "Runs of the incidents' command by how they ended.",
+    "result",
+    ("ok", "failed", "timeout", "suppressed"),
 )
 
 METERS: Final = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.engine_harness import RUN, Cluster, StagedNode
 
 from ckptgate.engine.adopt import adopt, load_manifest
@@ -9,8 +10,10 @@ from ckptgate.errors import MissingError
 from ckptgate.model.documents import Manifest, Vote, decode
 from ckptgate.model.entries import Abort, Commit, LogRecord, Seal
 from ckptgate.model.ids import CHUNK_BYTES
+from ckptgate.model.incidents import Severity, incident_kind
 from ckptgate.model.layout import log_key, vote_key
-from ckptgate.model.states import AttemptState
+from ckptgate.model.states import CANCELLED, AttemptState
+from ckptgate.ports.meters import SAVES
 from ckptgate.ports.spool import TombstoneRow
 from ckptgate.testing.faults import CrashError, FaultPlan, FaultyStore
 
@@ -340,6 +343,27 @@ def test_an_attempt_without_writers_is_given_up_after_a_while(cluster: Cluster) 
     cluster.settle(rounds=4, tick_s=80.0)
     assert node.fresh(row).state is AttemptState.ABANDONED
     assert cluster.state().current == {}
+
+
+@pytest.mark.parametrize("is_joined", [True, False])
+def test_what_a_person_has_aborted_is_no_alarm_on_any_node(
+    cluster: Cluster, is_joined: bool
+) -> None:
+    a, b = cluster.node("a"), cluster.node("b")
+    rows = [node.begin("step-1") for node in (a, b)]
+    for rank, (node, row) in enumerate(zip((a, b), rows, strict=True)):
+        node.write(row, f"{rank}.txt", b"x", rank=rank)
+    if is_joined:
+        cluster.settle()
+    a.publisher.request_abort(rows[0].id, f"{CANCELLED}alice on node1: bad data")
+    cluster.settle()
+    told = [event for event in a.events.recent(100) if event.kind == "cancelled"]
+    assert "alice on node1: bad data" in told[0].detail
+    assert incident_kind("cancelled").severity is Severity.NOTICE
+    for node in (a, b) if is_joined else (a,):
+        assert not {"aborted", "abandoned"} & set(node.kinds())
+        assert node.meters.counted[SAVES.name, "cancelled"] == 1
+        assert node.fresh(node.raw.attempts()[0]).reason.startswith(CANCELLED)
 
 
 def test_abort_by_request_is_final(cluster: Cluster) -> None:

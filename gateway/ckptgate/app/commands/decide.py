@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import pwd
 import sys
 import time
 from typing import Any, Final
@@ -84,9 +86,19 @@ def _commit(args: argparse.Namespace) -> int:
 
 
 def _abort(args: argparse.Namespace) -> int:
-    result = _ask(locate_in_mount(args.path), "abort", reason=args.reason)
+    result = _ask(locate_in_mount(args.path), "abort", reason=args.reason, by=_who())
     _print(args, result, f"{result['name']}: {result['state']}")
     return ExitCode.OK
+
+
+def _who() -> str:
+    """The person behind this command: for the log, nobody is let in by it."""
+    if name := os.environ.get("SUDO_USER"):
+        return name
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return f"uid {os.getuid()}"
 
 
 def _wait(args: argparse.Namespace) -> int:
