@@ -172,6 +172,18 @@ def test_it_shows_what_changes_without_being_loaded_again(world: World):
     assert any(world.asked[before:])
 
 
+def test_a_drain_and_what_is_left_of_its_time_are_shown(world: World):
+    world.say()
+    world.show(width=320)
+    assert world.tab.look("document.getElementById('finishing').hidden")
+    world.made["finishing"] = {"why": "drain", "refuses_new": True, "deadline": "", "left_s": 600}
+    world.tab.until("!document.getElementById('finishing').hidden")
+    assert world.text("finishing").startswith("draining: 10 min left for what is under way, no new")
+    assert world.tab.look("document.documentElement.scrollWidth") <= 320
+    world.say()
+    world.tab.until("document.getElementById('finishing').hidden")
+
+
 def test_a_daemon_that_is_gone_is_told_and_what_was_last_seen_stays(world: World):
     busy(world)
     world.show()

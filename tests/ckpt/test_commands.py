@@ -63,6 +63,36 @@ def test_a_rotation_that_deletes_or_discards_is_no_failed_save(place: Place, fs,
     assert run_here("wait", f"{place.store}/{run}").returncode == ExitCode.REFUSED
 
 
+def test_a_daemon_without_a_mount_is_drained_by_its_store_or_spool(place: Place, fs, run):
+    fs.pipe(f"{run}/step-1/a.bin", b"a")
+    fs.commit(f"{run}/step-1")
+    for path in (place.store, str(place.spool)):
+        done = run_here("drain", path, "--timeout", "60")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(f"drained {os.path.realpath(place.spool)}: everything")
+    assert os.path.exists(f"{place.store}/{run}/step-1/a.bin")
+    fs.mkdir(f"{run}/step-2")
+    fs.pipe(f"{run}/step-2/a.bin", b"a")
+    done = run_here("drain", place.store, "--timeout", "0.5", "--json")
+    assert done.returncode == ExitCode.PENDING
+    found = json.loads(done.stdout)
+    assert [row["name"] for row in found["left"]] == ["step-2"]
+    # Nothing is refused any more.
+    fs.mkdir(f"{run}/step-3")
+    for name in ("step-2", "step-3"):
+        fs.rm(f"{run}/{name}", recursive=True)
+
+
+def test_a_store_of_several_daemons_is_not_drained_by_its_name(monkeypatch):
+    infos = [
+        MountInfo(mountpoint=f"/m{n}", store="/s", spool=f"/p{n}", pid=1, start=1) for n in (1, 2)
+    ]
+    monkeypatch.setattr(locate, "list_mounts", lambda: infos)
+    monkeypatch.setattr(locate, "find_mount", lambda path: None)
+    with pytest.raises(UsageError, match="several daemons here serve: /m1, /m2"):
+        locate.require_daemon("/s/run")
+
+
 def test_the_mount_point_of_a_mount_beside_a_run_is_no_checkpoint(tmp_path: Path, monkeypatch):
     """A directory above that merely holds runs makes no checkpoint of it."""
     os.makedirs(tmp_path / "run" / ".ckptgate")

@@ -84,10 +84,15 @@ def test_nothing_is_begun_during_a_drain_and_what_was_begun_is_finished(node: Ga
                 return False
 
             until("the drain", is_refused)
+            shown = node.status()["finishing"]
+            assert (shown["why"], shown["refuses_new"]) == ("drain", True)
+            assert 0 < shown["left_s"] <= 60
+            assert "draining: " in cli("status", node.mnt).stdout
             go_on(process)
             out, err = drain.communicate(timeout=60)
             assert (drain.returncode, out.strip()[:7]) == (0, "drained"), err
     assert (node.store / run.name / "step-1/b.bin").exists()
+    assert node.status()["finishing"] is None
     (run / "step-2").mkdir()
     (run / "step-2").rmdir()
 
@@ -152,6 +157,11 @@ def test_a_signal_lets_a_save_end_publishes_it_and_then_unmounts(alone: Cluster)
         until("the stop", lambda: "budget_s" in node.log())
         with pytest.raises(OSError, match="Read-only"):
             (run / "step-2").mkdir()
+        shown = node.status()["finishing"]
+        assert (shown["why"], shown["left_s"] > 0) == ("stop", True)
+        # A drain that ends meanwhile doesn't undo it.
+        assert cli("drain", node.mnt, "--timeout", "0").returncode == ExitCode.PENDING
+        assert node.status()["finishing"]["deadline"] == shown["deadline"]
         go_on(process)
         until("its end", lambda: not info.is_alive)
     assert (alone.store / "run1/step-1/b.bin").exists()

@@ -18,7 +18,7 @@ from tests.reports import a_report, a_run, an_attempt
 
 from ckptgate.engine.attempt_status import AttemptStatus, MemberStatus, RankStatus
 from ckptgate.engine.events import Event
-from ckptgate.engine.status import RunStatus
+from ckptgate.engine.status import Finishing, RunStatus
 from ckptgate.engine.store_look import Reached
 from ckptgate_adapters.metrics.exposition import RUNS_MAX, Seen, exposition
 from ckptgate_adapters.metrics.mapped import read_meters
@@ -239,6 +239,41 @@ def rule_test(alert: str) -> Iterator[dict[str, Any]]:
                 }
             ],
         }
+
+
+def test_what_a_person_has_aborted_fires_nothing(promtool: str, tmp_path: Path):
+    shutil.copy(MONITORING / "alerts.yml", tmp_path)
+    series = [
+        'ckptgate_saves_total{result="cancelled",instance="node"}',
+        'ckptgate_incidents_total{kind="cancelled",instance="node"}',
+    ]
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": each, "values": "0+1x60"} for each in series],
+        "alert_rule_test": [
+            {"eval_time": "40m", "alertname": alert, "exp_alerts": []} for alert in RULES
+        ],
+    }
+    file = tmp_path / "test.json"
+    file.write_text(json.dumps({"rule_files": ["alerts.yml"], "tests": [test]}))
+    done = subprocess.run(
+        [promtool, "test", "rules", str(file)], capture_output=True, text=True, check=False,
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_what_is_left_of_a_budget_is_told(tmp_path: Path):
+    now_s = 1767225700.0
+    ends = Finishing(
+        why="drain", refuses_new=True, deadline="", deadline_ns=int((now_s + 30) * 1e9)
+    )
+    for report, left_s, on in ((a_report(finishing=ends), 30, {"drain"}), (a_report(), 0, set())):
+        text = exposition(seen(tmp_path, report=report, now_s=now_s))
+        found = {(name, labels.get("why")): value for name, labels, value in series(text)}
+        assert found["ckptgate_finishing_left_seconds", None] == pytest.approx(left_s)
+        is_on = {why for (name, why), value in found.items() if value and why}
+        assert is_on == on
 
 
 def test_every_alert_has_a_test():

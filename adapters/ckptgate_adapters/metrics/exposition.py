@@ -210,6 +210,20 @@ def _saves(seen: Seen) -> Iterator[Metric]:
     )
 
 
+def _finishing(seen: Seen) -> Iterator[Metric]:
+    found = seen.report.finishing
+    why = "" if found is None else found.why
+    yield _labelled(
+        "ckptgate_finishing",
+        "Whether what is under way is being finished, for a drain, a stop or the daemon's end.",
+        "why",
+        ((name, name == why) for name in ("drain", "stop", "end")),
+    )
+    left_s = 0.0 if found is None else found.left_s(int(seen.now_s * 1e9))
+    help_text = "What is left of the time for that, 0 for none."
+    yield _gauge("ckptgate_finishing_left_seconds", help_text, left_s)
+
+
 def _runs(seen: Seen) -> Iterator[Metric]:
     runs = list(seen.report.runs)
     last = {it.run: i for i, it in enumerate(seen.report.attempts)}
@@ -244,4 +258,4 @@ def _seconds(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-_FAMILIES: Final = (_about, _meters, _requests, _spool, _saves, _runs)
+_FAMILIES: Final = (_about, _meters, _requests, _spool, _saves, _finishing, _runs)

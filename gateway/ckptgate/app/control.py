@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -14,15 +17,18 @@ from ckptgate.engine.known import is_known
 from ckptgate.engine.pins import set_pin
 from ckptgate.engine.publisher import Publisher
 from ckptgate.engine.run_state import run_state
-from ckptgate.errors import MissingError, RefusedError, UsageError
-from ckptgate.model.states import UNDECIDED, AttemptState
+from ckptgate.errors import CkptError, MissingError, RefusedError, UsageError
+from ckptgate.model.states import CANCELLED, UNDECIDED, AttemptState
 from ckptgate.ports.explicit import record_explicit_commit
+from ckptgate.ports.recording import REASON_CHARS_MAX
 from ckptgate.ports.rows import CONTACT_META, STOP_META, Contact, StopNotice
 from ckptgate.ports.spool import AttemptRow, PendingKind
 from ckptgate_adapters.channels import DatagramWaker
 from ckptgate_adapters.proc_identity import ProcIdentity
 
 __all__ = ["Control"]
+
+_log = logging.getLogger(__name__)
 
 _SOON_S: Final = 5.0
 """A file that was quiet for almost long enough is worth waiting for."""
@@ -160,7 +166,9 @@ class Control:
 
     def _abort(self, request: dict[str, Any]) -> Any:
         row = self._find(request, undecided=True)
-        self._publisher.request_abort(row.id, str(request.get("reason") or "aborted by a user"))
+        who, why = str(request.get("by") or "somebody"), str(request.get("reason") or "")
+        reason = f"{CANCELLED}{who} on {os.uname().nodename}" + (f": {why}" if why else "")
+        self._publisher.request_abort(row.id, reason[:REASON_CHARS_MAX])
         row = self._parts.spool.attempt(row.id) or row
         if row.state is AttemptState.COMMITTED:
             msg = f"{row.name!r} is committed already"
@@ -207,20 +215,43 @@ class Control:
         return {"left": self.left()}
 
     def _hold(self, request: dict[str, Any]) -> Any:
-        """Begin no checkpoints from now on, or begin some again."""
+        """Finish what is under way from now on, or no more; mostly nothing new is begun then."""
         spool, for_s, why = self._parts.spool, request.get("for_s"), str(request["why"])
+        refuses, now_ns = bool(request["refuses"]), self._parts.clock.now_ns()
+        is_over = why == "drain" and not refuses
+        budget_s = float(request.get("timeout_s", for_s or self.drain_timeout_s))
         with spool.transaction():
             present = StopNotice.parse(spool.get_meta(STOP_META))
-            if not request["refuses"]:
-                if present.why == why:
-                    spool.drop_meta(STOP_META)
-            elif present.why != "stop":
-                # The end of the mount is not undone by the end of a drain.
-                until_ns = 0 if for_s is None else self._parts.clock.now_ns() + int(for_s * 1e9)
-                notice = StopNotice(refuses=True, until_ns=until_ns, why=why)
+            # The end of the mount is not undone by the end of a drain.
+            is_mine = present.why in {"", "drain", why}
+            if is_over and is_mine:
+                spool.drop_meta(STOP_META)
+            elif is_mine:
+                notice = StopNotice(
+                    refuses=refuses,
+                    until_ns=0 if for_s is None else now_ns + int(for_s * 1e9),
+                    why=why,
+                    deadline_ns=now_ns + int(budget_s * 1e9),
+                )
                 spool.set_meta(STOP_META, msgspec.json.encode(notice).decode())
+        if is_over:
+            _log.info("drain-ended spool=%s", spool.path)
+        elif why == "drain":
+            _log.info("draining spool=%s budget_s=%.0f", spool.path, budget_s)
         self.wake()
         return {"timeout_s": self.drain_timeout_s}
+
+    def begin_end(self) -> None:
+        """Say that the publisher ends, with what it has for that."""
+        spool, now_ns = self._parts.spool, self._parts.clock.now_ns()
+        deadline_ns = now_ns + int(self.drain_timeout_s * 1e9)
+        with contextlib.suppress(CkptError), spool.transaction():
+            notice = StopNotice.parse(spool.get_meta(STOP_META))
+            if notice.why == "stop":
+                notice = msgspec.structs.replace(notice, deadline_ns=deadline_ns)
+            else:
+                notice = StopNotice(until_ns=deadline_ns, why="end", deadline_ns=deadline_ns)
+            spool.set_meta(STOP_META, msgspec.json.encode(notice).decode())
 
     def _left(self, request: dict[str, Any]) -> Any:
         del request

@@ -20,9 +20,11 @@ from ckptgate.app.addresses import store_url
 from ckptgate.app.children import Child, only_one
 from ckptgate.app.client_process import STOPPED
 from ckptgate.app.config import Config, save_config
+from ckptgate.app.left import forget_left
 from ckptgate.app.registry import forget_mount, own_info, register_mount
 from ckptgate.app.signals import stop_signals
 from ckptgate.app.spool_ends import begin_spool, end_spool
+from ckptgate.app.stopping import Stopping, is_all_stored
 from ckptgate.app.stores import probe_store
 from ckptgate.errors import UnusableError
 from ckptgate_adapters.sqlite_spool import SpoolLock, SqliteSpool
@@ -32,7 +34,6 @@ __all__ = ["Headless"]
 _log = logging.getLogger(__name__)
 
 _RESTART_DELAY_S: Final = 0.2
-_PUBLISHER_STOP_S: Final = 45.0
 _SERVER_STOP_S: Final = 10.0
 
 
@@ -52,8 +53,11 @@ class Headless:
         self._server = Child("clients", config)
         self._publisher = Child("publisher", config)
 
-    def serve(self, ready_fd: int | None) -> None:
+    def serve(self, ready_fd: int | None) -> bool:
         """Serve, announce readiness on *ready_fd*, and return at the end.
+
+        Returns:
+            Whether everything is in the store.
 
         Raises:
             CkptError: it could not begin; nothing was left behind.
@@ -75,6 +79,7 @@ class Headless:
             finally:
                 forget_mount(config.mountpoint, config.spool)
                 end_spool(config.spool)
+        return is_all_stored(config.spool)
 
     def _tend(self, signal_fd: int, ready_fd: int | None) -> None:
         try:
@@ -86,7 +91,10 @@ class Headless:
                 pass
         finally:
             self._server.stop(signal.SIGTERM, _SERVER_STOP_S)
-            self._publisher.stop(signal.SIGTERM, _PUBLISHER_STOP_S)
+            forget_left(self._config.spool)
+            limit_s = Stopping(self._config).publisher_limit_s()
+            if not self._publisher.stop(signal.SIGTERM, limit_s):
+                _log.error("child-killed name=publisher after_s=%g", limit_s)
 
     def _watch(self, child: Child, pidfd: int) -> None:
         self._selector.register(pidfd, selectors.EVENT_READ, child)

@@ -5,12 +5,13 @@ The publisher writes it at its end, for whoever ended it. Any thread.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 from typing import Any, Final
 
-__all__ = ["LEFT_FILE", "named", "read_left", "told", "write_left"]
+__all__ = ["LEFT_FILE", "forget_left", "named", "read_left", "told", "write_left"]
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +39,12 @@ def write_left(spool: str, left: list[dict[str, Any]]) -> None:
         for missing in row["missing"] or [row.get("reason") or _BECAUSE.get(str(row["state"]), "")]:
             _log.warning("left name=%s state=%s missing=%r", named(row), row["state"], missing)
     _log.info("drained left=%d", len(left))
+
+
+def forget_left(spool: str) -> None:
+    """Drop what an earlier end left there: what is read after the next one is its own."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(spool, LEFT_FILE))
 
 
 def read_left(spool: str) -> list[dict[str, Any]]:

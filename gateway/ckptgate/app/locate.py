@@ -35,6 +35,7 @@ __all__ = [
     "locate_run",
     "locate_served",
     "locate_unserved",
+    "require_daemon",
     "require_mount",
     "serving",
 ]
@@ -231,6 +232,21 @@ def serving(path: str) -> list[Served]:
     if not found:
         raise _unmounted(path, where)
     return [Served(mount=m, below=below(where, m.store) or "") for m in found]
+
+
+def require_daemon(path: str) -> MountInfo:
+    """The one daemon here of *path*: a mount, the store that it serves, or its spool.
+
+    Raises:
+        MissingError: there is none.
+        UsageError: several serve that store.
+    """
+    found = serving(path)
+    if len(found) > 1:
+        places = ", ".join(it.mount.place for it in found)
+        msg = f"{path} is in a store that several daemons here serve: {places}"
+        raise UsageError(msg, subject=path, hint=f"name {found[0].mount.place}")
+    return found[0].mount
 
 
 @in_reach

@@ -127,6 +127,8 @@ def _drain(
 ) -> None:
     """Step until nothing is left, nothing moves any more, or the time is up; write what is left."""
     deadline = time.monotonic() + control.drain_timeout_s
+    if control.is_left():
+        control.begin_end()
     while control.is_left() and time.monotonic() < deadline and not is_succeeded.is_set():
         if not publisher.step() and not control.is_decidable():
             break

@@ -94,7 +94,13 @@ class Seeing:
         """As of now."""
         parts = self._parts
         with self._lock:
-            return status(parts.spool, parts.logs, parts.events, reader=self._reader)
+            return status(
+                parts.spool,
+                parts.logs,
+                parts.events,
+                reader=self._reader,
+                now_ns=parts.clock.now_ns(),
+            )
 
     def shown(self) -> StatusReport:
         """As of a moment ago: the same one as long as nothing changed."""
@@ -123,10 +129,11 @@ class Seeing:
         made = report or self.report()
         contact = self._contact.look()
         disk = room_of(config.spool)
-        return {
+        now_ns = parts.clock.now_ns()
+        found = {
             "schema": SCHEMA,
             "version": __version__,
-            "at": time_text(parts.clock.now_ns()),
+            "at": time_text(now_ns),
             "store": config.store,
             "mountpoint": config.mountpoint,
             "spool": config.spool,
@@ -141,6 +148,9 @@ class Seeing:
             "disk": {"total": disk.total, "free": disk.free},
             **made.to_json(),
         }
+        if made.finishing is not None:
+            found["finishing"]["left_s"] = made.finishing.left_s(now_ns)
+        return found
 
     def encoded(self, known: str = "") -> Document:
         """The document for the page; its tag changes only if something to be seen did.

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 from typing import Any, Final
 
 from ckptgate.app.config import Config
-from ckptgate.app.left import LEFT_FILE, named, read_left
+from ckptgate.app.left import forget_left, named, read_left
 from ckptgate.errors import CkptError
 from ckptgate_adapters.channels import control_call
 from ckptgate_adapters.fuse.channel import unmount
@@ -64,8 +63,7 @@ class Stopping:
             self._is_cut = True
             return
         config = self._config
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(config.spool, LEFT_FILE))
+        forget_left(config.spool)
         notify("STOPPING=1", "STATUS=finishing what is under way")
         self._deadline = time.monotonic() + config.stop.timeout_s
         refuses = config.stop.new_checkpoints == "refuse"

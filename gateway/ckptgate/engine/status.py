@@ -13,16 +13,25 @@ from typing import Any, Final
 
 import msgspec
 
-from ckptgate.engine.attempt_status import AttemptStatus, Reader
+from ckptgate.engine.attempt_status import AttemptStatus, Reader, time_text
 from ckptgate.engine.events import Event, Events
 from ckptgate.engine.phases import FINISHED_MAX
 from ckptgate.engine.runlog import RunLog, RunLogs
 from ckptgate.model.incidents import incident_kind
 from ckptgate.model.rules import RunState
 from ckptgate.model.states import UNDECIDED
+from ckptgate.ports.rows import STOP_META, StopNotice
 from ckptgate.ports.spool import ROOM_META, PendingKind, Spool, SpoolRoom
 
-__all__ = ["QueueStatus", "RunStatus", "StatusReport", "run_status", "status", "step_of"]
+__all__ = [
+    "Finishing",
+    "QueueStatus",
+    "RunStatus",
+    "StatusReport",
+    "run_status",
+    "status",
+    "step_of",
+]
 
 EVENTS_MAX: Final = 20
 STEP_DIGITS_MAX: Final = 15
@@ -74,6 +83,27 @@ class QueueStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Finishing:
+    """That what is under way is being finished, to an end or for a drain.
+
+    Attributes:
+        why: `drain`, `stop` or `end`.
+        refuses_new: no checkpoint may be begun meanwhile.
+        deadline: until when it may take, UTC; "" where that isn't known.
+        deadline_ns: the same by the wall clock, 0 where it isn't known.
+    """
+
+    why: str
+    refuses_new: bool
+    deadline: str
+    deadline_ns: int
+
+    def left_s(self, now_ns: int) -> float:
+        """What is left of the budget."""
+        return max(0.0, (self.deadline_ns - now_ns) / 1e9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StatusReport:
     """All of it."""
 
@@ -82,6 +112,7 @@ class StatusReport:
     queue: QueueStatus
     room: SpoolRoom
     events: tuple[Event, ...]
+    finishing: Finishing | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON values."""
@@ -91,11 +122,17 @@ class StatusReport:
             "queue": asdict(self.queue),
             "room": msgspec.to_builtins(self.room),
             "events": [_event(event) for event in self.events],
+            "finishing": _finishing(self.finishing),
         }
 
 
 def status(
-    spool: Spool, logs: RunLogs, events: Events, *, reader: Reader | None = None
+    spool: Spool,
+    logs: RunLogs,
+    events: Events,
+    *,
+    reader: Reader | None = None,
+    now_ns: int = 0,
 ) -> StatusReport:
     """The report as of now.
 
@@ -104,6 +141,7 @@ def status(
         logs: of the runs that this process follows.
         events: incidents.
         reader: of attempts; one that is kept reads what is decided only once.
+        now_ns: wall clock.
     """
     rows = spool.attempts()
     shown = [row for row in rows if row.state in UNDECIDED]
@@ -123,6 +161,18 @@ def status(
         ),
         room=SpoolRoom.parse(spool.get_meta(ROOM_META)),
         events=tuple(events.recent(EVENTS_MAX)),
+        finishing=_of_notice(StopNotice.parse(spool.get_meta(STOP_META)), now_ns),
+    )
+
+
+def _of_notice(notice: StopNotice, now_ns: int) -> Finishing | None:
+    if not notice.is_on(now_ns):
+        return None
+    return Finishing(
+        why=notice.why,
+        refuses_new=notice.refuses,
+        deadline=time_text(notice.deadline_ns),
+        deadline_ns=notice.deadline_ns,
     )
 
 
@@ -165,6 +215,13 @@ def _event(event: Event) -> dict[str, str]:
         "detail": event.detail,
         "hint": known.hint,
     }
+
+
+def _finishing(found: Finishing | None) -> dict[str, Any] | None:
+    """What of it doesn't change by the second."""
+    if found is None:
+        return None
+    return {key: value for key, value in asdict(found).items() if key != "deadline_ns"}
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:

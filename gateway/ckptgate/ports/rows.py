@@ -122,12 +122,14 @@ class StopNotice(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         refuses: no checkpoint may be begun meanwhile.
         until_ns: when that ends whatever became of who wanted it, wall clock; 0: with the mount.
-        why: `stop` or `drain`.
+        why: `drain`, `stop` or, for the publisher's own end, `end`; "" where nothing is finished.
+        deadline_ns: until when it may take, wall clock.
     """
 
     refuses: bool = False
     until_ns: int = 0
     why: str = ""
+    deadline_ns: int = 0
 
     @classmethod
     def parse(cls, text: str | None) -> StopNotice:
@@ -139,7 +141,11 @@ class StopNotice(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_refusing(self, now_ns: int) -> bool:
         """Whether it says so at that time."""
-        return self.refuses and (not self.until_ns or now_ns < self.until_ns)
+        return self.refuses and self.is_on(now_ns)
+
+    def is_on(self, now_ns: int) -> bool:
+        """Whether something is being finished at that time."""
+        return bool(self.why) and (not self.until_ns or now_ns < self.until_ns)
 
 
 class SavePhases(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -76,6 +76,16 @@ def test_the_live_view_tells_each_rank_pace_and_incidents():
     assert "evicted" not in text
 
 
+def test_both_say_what_is_being_finished_and_how_long_that_may_take(capsys):
+    found = document()
+    assert "left for what is under way" not in view(found) + plain(found, capsys)
+    for why, word in (("drain", "draining"), ("stop", "stopping"), ("end", "ending")):
+        found["finishing"] = {"why": why, "refuses_new": True, "deadline": "", "left_s": 42.0}
+        words = f"{word}: 42 s left for what is under way, no new checkpoints are taken"
+        assert words in view(found)
+        assert words in plain(found, capsys)
+
+
 def test_the_plain_report_tells_the_same(capsys):
     text = plain(document(attempts=(a_save(),), events=(an_event(),)), capsys)
     for word in ("run/step-1  sealed  1/2 files in the store, 200 B, 10 B/s, 10 s left",

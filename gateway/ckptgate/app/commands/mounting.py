@@ -17,8 +17,8 @@ from ckptgate.app.client_files import refuse_open_clients
 from ckptgate.app.commands.options import add_s3_options, s3_of
 from ckptgate.app.commands.output import add_json, print_json
 from ckptgate.app.config import Config, ConfigFile, load_config_file, make_config
-from ckptgate.app.left import LEFT_FILE, read_left, told
-from ckptgate.app.locate import require_mount
+from ckptgate.app.left import forget_left, read_left, told
+from ckptgate.app.locate import require_daemon, require_mount
 from ckptgate.app.logs import configure_logging
 from ckptgate.app.mountpoints import end_session, is_dead_mount, prepare_mountpoint, resolve
 from ckptgate.app.reach import refuse_stopped
@@ -78,7 +78,9 @@ def add_commands(commands: Any) -> None:
     umount.add_argument("--lazy", action="store_true", help="detach even while files are open")
     umount.set_defaults(handler=_umount)
     drain = commands.add_parser("drain", help="finish what is under way; begin nothing meanwhile")
-    drain.add_argument("mountpoint", metavar="MOUNTPOINT")
+    drain.add_argument(
+        "place", metavar="PLACE", help="a mount point, or a store or spool that is served without"
+    )
     drain.add_argument("--timeout", type=float, default=60.0, metavar="S", help="to finish in")
     add_json(drain)
     drain.set_defaults(handler=_drain)
@@ -264,12 +266,12 @@ def _umount(args: argparse.Namespace) -> int:
 
 
 def _drain(args: argparse.Namespace) -> int:
-    mount = require_mount(args.mountpoint)
+    mount = require_daemon(args.place)
     left = _finish(mount, args.timeout)
     if args.json:
-        print_json({"mountpoint": mount.mountpoint, "left": left})
+        print_json({"mountpoint": mount.mountpoint, "spool": mount.spool, "left": left})
     elif not left:
-        print(f"drained {mount.mountpoint}: everything is in the store")
+        print(f"drained {mount.place}: everything is in the store")
     for row in [] if args.json else left:
         print(f"left: {told(row)}", file=sys.stderr)
     return ExitCode.PENDING if left else ExitCode.OK
@@ -283,7 +285,8 @@ def _finish(mount: MountInfo, timeout_s: float) -> list[dict[str, Any]]:
     """
     deadline = time.monotonic() + timeout_s
     # It ends by itself, should this process be killed.
-    ask(mount, {"op": "hold", "refuses": True, "why": "drain", "for_s": timeout_s + _HOLD_MARGIN_S})
+    hold = {"op": "hold", "why": "drain", "for_s": timeout_s + _HOLD_MARGIN_S}
+    ask(mount, {**hold, "refuses": True, "timeout_s": timeout_s})
     try:
         while True:
             found: dict[str, Any] = ask(mount, {"op": "left"})
@@ -292,7 +295,7 @@ def _finish(mount: MountInfo, timeout_s: float) -> list[dict[str, Any]]:
                 return left
             time.sleep(_PAUSE_S)
     finally:
-        ask(mount, {"op": "hold", "refuses": False, "why": "drain"})
+        ask(mount, {**hold, "refuses": False})
 
 
 def _unmount(mount: MountInfo, *, lazy: bool) -> None:
@@ -344,9 +347,7 @@ def unmount_and_drain(mount: MountInfo, *, timeout_s: float, lazy: bool) -> list
     except UnusableError as exc:
         if exc.kind is not ErrorKind.UNUSABLE:
             raise
-    left_file = os.path.join(mount.spool, LEFT_FILE)
-    if os.path.exists(left_file):
-        os.unlink(left_file)
+    forget_left(mount.spool)
     _unmount(mount, lazy=lazy)
     deadline = time.monotonic() + timeout_s + _EXIT_MARGIN_S
     while mount.is_alive:

@@ -9,6 +9,7 @@ from typing import Any
 
 __all__ = [
     "add_json",
+    "finishing_words",
     "human_bytes",
     "human_seconds",
     "print_json",
@@ -52,6 +53,19 @@ def human_seconds(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def finishing_words(report: dict[str, Any]) -> str:
+    """That a daemon finishes what is under way, and what it has left for that; "" if it doesn't."""
+    found = report.get("finishing")
+    if not found:
+        return ""
+    what = {"drain": "draining", "stop": "stopping", "end": "ending"}.get(
+        found["why"], found["why"]
+    )
+    left = f"{human_seconds(found['left_s'])} left for what is under way"
+    refused = ", no new checkpoints are taken" if found["refuses_new"] else ""
+    return f"{what}: {left}{refused}"
 
 
 def printable(text: str) -> str:

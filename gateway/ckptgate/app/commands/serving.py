@@ -47,11 +47,11 @@ def _serve(args: argparse.Namespace) -> int:
     try:
         config = daemon_config(wanted)
         configure_logging(config.log_level, process="supervisor", form=config.log.format)
-        Headless(config, idle_exit_s=args.idle_exit).serve(args.ready_fd)
+        is_all_stored = Headless(config, idle_exit_s=args.idle_exit).serve(args.ready_fd)
     except CkptError as exc:
         _tell_parent(args.ready_fd, exc)
         raise
-    return ExitCode.OK
+    return ExitCode.OK if is_all_stored else ExitCode.PENDING
 
 
 def _tell_parent(ready_fd: int | None, exc: CkptError) -> None:

@@ -17,6 +17,7 @@ from ckptgate.app.asking import ask
 from ckptgate.app.commands.options import add_store_options, store_options
 from ckptgate.app.commands.output import (
     add_json,
+    finishing_words,
     human_bytes,
     human_seconds,
     print_json,
@@ -237,6 +238,8 @@ def _print_report(report: dict[str, Any]) -> None:
 def _about(report: dict[str, Any]) -> Iterator[str]:
     """Lines of the mount as a whole."""
     room, contact = report["room"], report["contact"]
+    if words := finishing_words(report):
+        yield words
     if room["limit"]:
         used, limit, gone = (human_bytes(room[key]) for key in ("used", "limit", "evicted"))
         full = ": full, new files are refused" if room["is_full"] else ""

@@ -16,7 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 from ckptgate.app.asking import ask
-from ckptgate.app.commands.output import human_bytes, human_seconds, printable
+from ckptgate.app.commands.output import (
+    finishing_words,
+    human_bytes,
+    human_seconds,
+    printable,
+)
 from ckptgate.app.registry import MountInfo
 from ckptgate.errors import CkptError, ExitCode
 
@@ -115,6 +120,8 @@ def _line(report: dict[str, Any]) -> Text:
     used = f"spool {human_bytes(room['used'])} of {human_bytes(room['limit'])}, "
     line = _text(used if room["limit"] else "spool's ")
     line.append(f"disk {human_bytes(disk['free'])} free of {human_bytes(disk['total'])}")
+    if words := finishing_words(report):
+        line.append_text(_text(f"  {words}", "bold yellow"))
     if room["is_full"]:
         line.append("  spool is full", "bold red")
     if not contact["is_reached"]:
