@@ -28,6 +28,7 @@ SUBJECTS = (
     "memory",
     "idle",
     "seeing",
+    "drain",
     "restart",
     "fsspec",
     "s3_upload",

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from bench import machine, mounts
 from bench.clients import workers
-from bench.commits import SHARDS, commit_s, copy_s, digest_s, stage_shards
+from bench.commits import commit_s, copy_s, digest_s, stage_shards, staged_shards
 from bench.plan import GIB, Place, Plan
 from bench.report import Figure, spread
 
@@ -55,7 +54,7 @@ def _one(plan: Plan, case: _Case, number: int) -> tuple[float, float, float]:
     ):
 
         def measure_alone() -> None:
-            paths = _spool_files(mount, size // SHARDS)
+            paths = staged_shards(mount, size)
             alone.append(digest_s(paths))
             machine.settle(size)
             alone.append(copy_s(paths, case.store.path))
@@ -72,8 +71,3 @@ def _one(plan: Plan, case: _Case, number: int) -> tuple[float, float, float]:
             mount.settle(size)
             measure_alone()
     return took, alone[0], alone[1]
-
-
-def _spool_files(mount: mounts.Mount, size: int) -> list[Path]:
-    found = (path for path in mount.spool.rglob("*") if path.is_file())
-    return [path for path in found if path.stat().st_size == size]

@@ -11,7 +11,7 @@ from bench import mounts
 from bench.clients import Worker
 from bench.plan import MIB
 
-__all__ = ["SHARDS", "commit_s", "copy_s", "digest_s", "stage_shards"]
+__all__ = ["SHARDS", "commit_s", "copy_s", "digest_s", "stage_shards", "staged_shards"]
 
 SHARDS = 8
 
@@ -24,6 +24,12 @@ def stage_shards(mount: mounts.Mount, client: Worker, size: int) -> Path:
         path = directory / f"shard-{number}.bin"
         client.seconds("write", path=path, call=MIB, size=size // SHARDS)
     return directory
+
+
+def staged_shards(mount: mounts.Mount, size: int) -> list[Path]:
+    """The spool's files of shards of *size* bytes in all; none else has as many."""
+    found = (path for path in mount.spool.rglob("*") if path.is_file())
+    return [path for path in found if path.stat().st_size == size // SHARDS]
 
 
 def commit_s(
