@@ -173,15 +173,19 @@ def test_what_a_signal_leaves_the_next_mount_finishes(alone: Cluster):
     (node,) = alone.nodes
     config = node.config.read_text()
     node.stop()
-    node.config.write_text(config + '[stop]\ntimeout_s = 1\nnew_checkpoints = "allow"\n')
+    node.config.write_text(config + '[stop]\ntimeout_s = 2\nnew_checkpoints = "allow"\n')
     assert node.mount().returncode == 0
-    (node.mnt / "run1").mkdir()
+    for name in ("run1", "run2"):
+        (node.mnt / name).mkdir()
     with saving(node.mnt / "run1/step-1"):
         info = node.info()
         os.kill(info.pid, signal.SIGTERM)
+        until("the stop", lambda: "refuses_new=False" in node.log())
+        # The policy allows it.
+        (node.mnt / "run2/step-2").mkdir()
         until("its end", lambda: not info.is_alive)
-    (left,) = json.loads((node.spool / LEFT_FILE).read_text())
-    assert (left["name"], left["state"]) == ("step-1", "open")
+    left = json.loads((node.spool / LEFT_FILE).read_text())
+    assert [(row["name"], row["state"]) for row in left] == [("step-1", "open"), ("step-2", "open")]
     assert "left name=run1/step-1 state=open" in node.log()
     assert node.mount().returncode == 0
     assert (
