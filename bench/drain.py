@@ -131,8 +131,9 @@ def _drain_s(mount: mounts.Mount, client: Worker, size: int, before: Callable[[]
 
 def _command_s(mount: mounts.Mount) -> float:
     began = time.monotonic()
-    words = [sys.executable, "-m", "ckptgate.app.cli", "drain", mount.path, "--timeout", TIMEOUT_S]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    words = ["drain", str(mount.path), "--timeout", TIMEOUT_S]
+    command = [sys.executable, "-m", "ckptgate.app.cli", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         msg = f"ckptgate drain ended with {done.returncode}: {done.stderr.strip()}"
         raise RuntimeError(msg)

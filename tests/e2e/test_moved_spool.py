@@ -60,12 +60,12 @@ class Other:
 
     def start(self) -> Other:
         """Start it; whoever lets it is told nothing of mounts in there."""
-        self.process = subprocess.Popen(
+        process = self.process = subprocess.Popen(
             ["unshare", "--uts", "--mount", "--propagation", "private", "sh", "-c", OTHER, "sh",
              str(self.boot_id), *self.words],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
-        until("it serves", lambda: self.status() is not None or self.process.poll() is not None)
+        until("it serves", lambda: self.status() is not None or process.poll() is not None)
         return self
 
     def status(self) -> dict[str, Any] | None:
