@@ -33,6 +33,8 @@ _log = logging.getLogger(__name__)
 SOCKET_NAME: Final = "status.sock"
 PAGE_PATH: Final = "/"
 _CONNECTIONS_MAX: Final = 16
+_BACKLOG: Final = 128
+"""Who finds it full asks again only after a second."""
 _LIFE_S: Final = 20.0
 """A connection that is older may be ended for a new one, though its answer is under way."""
 _END_S: Final = 1.0
@@ -264,7 +266,7 @@ class StatusServer:
             if self._closed.is_set():
                 sock.close()
                 return None
-            sock.listen(_CONNECTIONS_MAX)
+            sock.listen(_BACKLOG)
             listener = _Listener(sock, door)
             self._listeners.append(listener)
             return listener

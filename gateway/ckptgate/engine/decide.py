@@ -41,7 +41,6 @@ from ckptgate.model.documents import (
     encode,
 )
 from ckptgate.model.entries import Abort, Close, Commit, Entry, LogRecord, Seal
-from ckptgate.model.incidents import CANCELLED_KIND
 from ckptgate.model.layout import intent_key, log_key, manifest_key
 from ckptgate.model.rules import AttemptPhase, AttemptView, RunState
 from ckptgate.model.saving import SavedBy, merge_savings
@@ -209,7 +208,7 @@ class Decider:
 
     def _tell_lost(self, row: AttemptRow, kind: str, what: str, why: str) -> None:
         """Count and record an end without a COMMIT: an incident, unless a person wanted it."""
-        kind = CANCELLED_KIND if is_cancelled(why) else kind
+        kind = "cancelled" if is_cancelled(why) else kind
         self._phases.lost(row, kind)
         self._events.record(kind, f"{row.run}/{what}", why)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-__all__ = ["CANCELLED_KIND", "INCIDENTS", "UNKNOWN", "IncidentKind", "Severity", "incident_kind"]
+__all__ = ["INCIDENTS", "UNKNOWN", "IncidentKind", "Severity", "incident_kind"]
 
 
 class Severity(enum.StrEnum):
@@ -44,13 +44,10 @@ _ROOM: Final = "free room there, or raise the limit; nothing is lost, it goes on
 _AGAIN: Final = "have its writer write it again, or ckptgate abort PATH"
 _TRIED: Final = "it is tried again by itself; look at the error if it goes on"
 
-CANCELLED_KIND: Final = "cancelled"
-"""What a person had aborted: no alarm, but it is kept who that was."""
-
 INCIDENTS: Final[Mapping[str, IncidentKind]] = MappingProxyType({
     "abandoned": IncidentKind(Severity.CRITICAL, _SHOWN),
     "aborted": IncidentKind(Severity.CRITICAL, _SHOWN),
-    CANCELLED_KIND: IncidentKind(Severity.NOTICE, "as the one who is named wanted it"),
+    "cancelled": IncidentKind(Severity.NOTICE, "as the one who is named wanted it"),
     "changed-after-digest": IncidentKind(
         Severity.WARNING, "a mapping or leaked descriptor writes there; it is digested again"
     ),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from ckptgate.errors import ErrorKind
-from ckptgate.model.incidents import CANCELLED_KIND, INCIDENTS
+from ckptgate.model.incidents import INCIDENTS
 
 __all__ = [
     "COMMITTED_BYTES",
@@ -88,7 +88,7 @@ def _histogram(
 
 
 REQUEST_KINDS: Final = ("look", "change", "read", "write")
-SAVE_RESULTS: Final = ("committed", "aborted", "abandoned", "late", CANCELLED_KIND)
+SAVE_RESULTS: Final = ("committed", "aborted", "abandoned", "late", "cancelled")
 PHASES: Final = ("staging", "digest", "upload", "vote", "commit")
 """Of a save, in order: each is the time from the end of the one before to its own."""
 _WAITS_S: Final = (0.001, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0)
