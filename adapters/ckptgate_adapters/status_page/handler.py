@@ -140,7 +140,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
     door: ClassVar[Door]
     heard: ClassVar[Callable[[socket.socket], None]]
     """Called when a request has come, with its connection."""
-    clock: ClassVar[Callable[[], float]] = time.monotonic
     connection: socket.socket
     server_version = "ckptgate"
     sys_version = ""
@@ -152,7 +151,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         super().setup()
         # The socket stays open for as long as this is.
         self.rfile.close()
-        self.rfile = io.BufferedReader(_Head(self.connection, type(self).clock))
+        self.rfile = io.BufferedReader(_Head(self.connection, time.monotonic))
 
     def parse_request(self) -> bool:
         """As the base class: the whole head is there then, or what is no request is answered."""

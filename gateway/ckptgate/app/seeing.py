@@ -130,7 +130,7 @@ class Seeing:
         contact = self._contact.look()
         disk = room_of(config.spool)
         now_ns = parts.clock.now_ns()
-        found = {
+        found: dict[str, Any] = {
             "schema": SCHEMA,
             "version": __version__,
             "at": time_text(now_ns),
