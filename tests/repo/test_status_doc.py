@@ -17,9 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.reports import a_report, a_run, an_attempt
 
 from ckptgate.engine.attempt_status import AttemptStatus, MemberStatus, RankStatus
+from ckptgate.engine.contact import Reached
 from ckptgate.engine.events import Event
 from ckptgate.engine.status import Finishing, RunStatus
-from ckptgate.engine.store_look import Reached
 from ckptgate_adapters.metrics.exposition import RUNS_MAX, Seen, exposition
 from ckptgate_adapters.metrics.mapped import read_meters
 

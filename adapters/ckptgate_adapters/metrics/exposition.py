@@ -21,8 +21,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from ckptgate.engine.contact import Reached
 from ckptgate.engine.status import RunStatus, StatusReport
-from ckptgate.engine.store_look import Reached
 from ckptgate.ports.meters import (
     INCIDENTS_TOLD,
     METERS,

@@ -95,7 +95,7 @@ def run_publisher(config: Config, *, is_kept: bool) -> int:
         if receiver.wait(timeout_s) is not None:
             receiver.drain()
 
-    seeing = Seeing(parts, publisher.progress)
+    seeing = Seeing(parts, publisher.progress, publisher.contact)
     control = Control(parts, publisher, seeing)
     ending.wake = control.wake
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -18,11 +18,11 @@ from typing import Any, Final
 from ckptgate import __version__
 from ckptgate.app.build import Parts
 from ckptgate.engine.attempt_status import Reader, time_text
+from ckptgate.engine.contact import StoreContact
 from ckptgate.engine.events import EVENTS_FILE
 from ckptgate.engine.evict import room_of
 from ckptgate.engine.progress import Progress
 from ckptgate.engine.status import StatusReport, status
-from ckptgate.engine.store_look import StoreLook
 from ckptgate.errors import CkptError
 from ckptgate.ports.meters import PASSTHROUGH
 from ckptgate_adapters.metrics.mapped import read_meters
@@ -73,7 +73,7 @@ class _Undone(Exception):  # noqa: N818 -- it tells of no error
 class Seeing:
     """Reports of one mount's daemon."""
 
-    def __init__(self, parts: Parts, progress: Progress) -> None:
+    def __init__(self, parts: Parts, progress: Progress, contact: StoreContact) -> None:
         self._parts = parts
         self._reader = Reader(
             spool=parts.spool,
@@ -81,7 +81,7 @@ class Seeing:
             progress=progress,
             is_alive=ProcIdentity().is_alive,
         )
-        self._contact = StoreLook(parts.store, parts.logs, parts.clock)
+        self._contact = contact
         # A daemon without a mount has nothing that could stand still.
         mountpoint = parts.config.mountpoint
         self._probe = MountProbe(mountpoint) if mountpoint else None

@@ -104,7 +104,8 @@ class Publisher:
         self._clock = clock
         self._events = events
         self._settings = settings
-        self._contact = StoreContact(node)
+        self.contact = StoreContact(node)
+        """With the store; to look at it, any thread."""
         self._phases = phases
         self._stager = Stager(node)
         self._uploader = Uploader(node)
@@ -129,7 +130,7 @@ class Publisher:
     def _pass(self) -> bool:
         # Until it is known better, also if the spool can't be read.
         self._is_busy = True
-        self._guard_all("the store", self._contact.step)
+        self._guard_all("the store", self.contact.step)
         did = self._guard_all("plain names", self._mirror.step)
         for row in self._undecided():
             did = self._guard("give up", row, self._decider.give_up) or did
@@ -304,7 +305,7 @@ class Publisher:
         _log.warning("step-failed subject=%s error=%s", subject, error)
         # The store being away is no incident of each attempt; what is wrong with one is, once.
         if isinstance(error, TransientStoreError):
-            self._contact.failed(error)
+            self.contact.failed(error)
         elif self._said.get(subject) != str(error):
             self._said[subject] = str(error)
             self._events.record("step-failed", subject, str(error))

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from tests.engine_harness import Cluster, StagedNode
 
-from ckptgate.engine.contact import StoreContact
 from ckptgate.engine.events import Events
 from ckptgate.engine.hosts import known_hosts, note_host
 from ckptgate.errors import FullError, TransientStoreError
@@ -199,12 +198,10 @@ def test_an_idle_daemon_notices_that_the_store_went_and_came_back(cluster: Clust
 
 def test_contact_is_kept_even_where_the_spool_cannot_be_written(cluster: Cluster, monkeypatch):
     node = cluster.node("a")
-    contact = node.publisher._contact
-    assert isinstance(contact, StoreContact)
 
     def full(key: str, value: str) -> None:
         raise FullError("no space")
 
     monkeypatch.setattr(node.raw, "set_meta", full)
-    contact.failed(TransientStoreError("no route"))
+    node.publisher.contact.failed(TransientStoreError("no route"))
     assert node.kinds() == ["store-away"]
