@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from tests.conftest import give_credentials
 from tests.e2e.buckets import run_here
 from tests.s3.servers import Bucket
-from tests.unit.engine.kit import Node
+from tests.unit.engine.kit import NEXT_JOB, Node
 
 from ckptgate.errors import ExitCode
-from ckptgate.model.entries import Published
+from ckptgate.model.entries import Abort, Published
 from ckptgate.ports.store import Store
 from ckptgate_adapters.posix_store import PosixStore
 from ckptgate_adapters.s3_store import S3Options, S3Store
@@ -82,6 +83,44 @@ def test_status_tells_what_the_store_says(unserved: Unserved):
     assert "no daemon here serves it" in shown
     assert "2 committed, newest step-2" in shown
     assert unserved.cli("status", run, "--watch").returncode == ExitCode.USAGE
+
+
+def test_wait_ends_by_what_the_store_says(unserved: Unserved):
+    """I6: what no log decides isn't decided, and what it decides is told as it is."""
+    node, run = unserved.node, f"{unserved.address}/run"
+    assert unserved.cli("wait", run).returncode == ExitCode.NOT_FOUND
+    for number in range(25):
+        node.save(f"step-{number}", {"a": b"1"})
+    for path in (unserved.address, run, f"{run}/step-0", f"{run}/step-24"):
+        code, said = unserved.json("wait", path, "--timeout", "0")
+        assert (code, said["undecided"]) == (0, [])
+    assert unserved.cli("wait", f"{run}/step-24").stdout == "step-24: committed\n"
+    assert unserved.cli("wait", f"{run}/step-99").returncode == ExitCode.NOT_FOUND
+
+    row = node.membership.join(node.begin("step-30"))
+    for path in (unserved.address, run, f"{run}/step-30"):
+        done = unserved.cli("wait", path, "--timeout", "0.1")
+        assert done.returncode == ExitCode.PENDING
+        assert "step-30 (open)" in done.stderr
+        assert f"{node.member}: has said nothing of its files yet" in done.stderr
+    assert unserved.cli("wait", f"{run}/step-3", "--timeout", "0").returncode == 0
+    node.seal(row)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(unserved.cli, "wait", run, "--timeout", "60")
+        with pytest.raises(TimeoutError):
+            waiting.result(1)
+        decide = Abort(attempt=row.attempt, missing=("w.bin",), reason="rank 1 is gone")
+        node.logs.get("run").append(lambda _: decide)
+        done = waiting.result(60)
+    assert done.returncode == ExitCode.REFUSED
+    assert "step-30 (aborted): w.bin" in done.stderr
+    assert unserved.cli("wait", f"{run}/step-30").returncode == ExitCode.REFUSED
+
+    # An attempt of a job that died is never decided; what its next start saved is.
+    node.membership.join(node.begin("step-31"))
+    node.save("step-31", {"a": b"1"}, job=NEXT_JOB)
+    for path in (run, f"{run}/step-31"):
+        assert unserved.cli("wait", path, "--timeout", "0").returncode == 0
 
 
 def test_a_pin_is_a_record_of_the_log_and_needs_no_daemon(unserved: Unserved):

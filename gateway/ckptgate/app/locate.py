@@ -35,6 +35,7 @@ __all__ = [
     "locate_run",
     "locate_served",
     "locate_unserved",
+    "may_be_unserved",
     "require_daemon",
     "require_mount",
     "serving",
@@ -261,6 +262,11 @@ def locate_unserved(path: str, s3: S3Section) -> Place | None:
     else:
         is_one = not (_mount_of(path, where) or _serving(where)) and _holds_runs(where)
     return Place(store=where, run="", name="", mount=None, s3=s3) if is_one else None
+
+
+def may_be_unserved(path: str, s3: S3Section) -> bool:
+    """Whether *path* may name a store, a run or a checkpoint that no daemon here serves."""
+    return any(locate_unserved(it, s3) is not None for it in (path, split_address(path)[0]))
 
 
 def _holds_runs(directory: str) -> bool:

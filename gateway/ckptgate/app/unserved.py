@@ -1,29 +1,34 @@
-"""What can be done with a store that no daemon on this machine serves: look, and pin.
+"""What can be done with a store that no daemon on this machine serves: look, wait, and pin.
 
-It owns the rule what that is. A pin is a record in the run's log, as any node appends them, so it
-needs the store alone, if that has put-if-absent. What could be removed can be told, and isn't
-removed: how old it is only a daemon knows, which has seen it all the time. What a node has staged
-is in its spool, so `commit`, `abort` and `wait` need its daemon.
+It owns the rule what that is. What is decided is in the runs' logs, so all can see it, and wait for
+it. A pin is a record in the run's log, as any node appends them, so it needs the store alone, if
+that has put-if-absent. What could be removed can be told, and isn't removed: how old it is only a
+daemon knows, which has seen it all the time. What a node has staged is in its spool, so `commit`
+and `abort` need its daemon, and nobody else can wait for what the store doesn't know of yet.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
+from collections.abc import Callable, Generator
 
+from ckptgate.app.addresses import split_address
 from ckptgate.app.build import build_parts, build_publisher
 from ckptgate.app.config import Config
-from ckptgate.app.locate import Place
+from ckptgate.app.locate import Place, locate_checkpoint, locate_unserved
+from ckptgate.app.sections import S3Section
 from ckptgate.engine.overview import Overview, find_runs, overview
 from ckptgate.engine.pins import set_pin
-from ckptgate.engine.runlog import RunLog
+from ckptgate.engine.runlog import RunLog, RunLogs
 from ckptgate.engine.sightings import Reclaimed
 from ckptgate.errors import MissingError, UsageError
 from ckptgate.ports.store import Store
 from ckptgate_adapters.sqlite_spool import SqliteSpool, make_member_id
 from ckptgate_adapters.system_clock import SystemClock, SystemIds
 
-__all__ = ["overview_of", "pin_in", "would_go"]
+__all__ = ["looks", "pin_in", "seen_unserved", "would_go"]
 
 
 class _NoMount:
@@ -40,10 +45,48 @@ def _log(store: Store, run: str, *, member: str = "") -> RunLog:
     return RunLog(store, run, clock=SystemClock(), ids=SystemIds(), member=member)
 
 
-def overview_of(place: Place) -> Overview:
-    """What the store says of the place's run, or of all runs in it. Raises as `overview`."""
+def seen_unserved(path: str, s3: S3Section) -> tuple[Place, Overview] | None:
+    """What *path* names in a store that no daemon here serves, and what the store says of it.
+
+    That is all of its runs, a run, or a checkpoint; None if a daemon here serves it, or if it is in
+    no store.
+
+    Raises:
+        MissingError: nothing was ever decided there.
+        CkptError: the store failed.
+    """
+    place = locate_unserved(path, s3)
+    nothing: MissingError | None = None
+    if place is not None:
+        try:
+            return place, _overview_of(place)
+        except MissingError as exc:
+            nothing = exc
+    # What lies above may hold runs without being one: then *path* is no checkpoint either.
+    with contextlib.suppress(MissingError, UsageError):
+        if locate_unserved(split_address(path)[0], s3) is not None:
+            one = locate_checkpoint(path, s3)
+            return one, _overview_of(one)
+    if nothing is not None:
+        raise nothing
+    return None
+
+
+def _overview_of(place: Place) -> Overview:
+    with looks(place) as look:
+        return look()
+
+
+@contextlib.contextmanager
+def looks(place: Place) -> Generator[Callable[[], Overview]]:
+    """What the store says of a place, as often as it is asked; of logs only what is new is read."""
     with place.opened() as store:
-        return overview(store, place.run, lambda run: _log(store, run))
+        logs = RunLogs(store, clock=SystemClock(), ids=SystemIds(), member="")
+
+        def look() -> Overview:
+            return overview(store, place.run, logs.get, name=place.name)
+
+        yield look
 
 
 def pin_in(place: Place, *, is_on: bool, reason: str) -> None:

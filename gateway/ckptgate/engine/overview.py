@@ -95,33 +95,40 @@ def find_runs(store: Store) -> list[str]:
     return found
 
 
-def overview(store: Store, run: str, log_of: Callable[[str], RunLog]) -> Overview:
+def overview(
+    store: Store, run: str, log_of: Callable[[str], RunLog], *, name: str = ""
+) -> Overview:
     """What the store says of a run, if *run* is one, and of those below it.
 
     Args:
         store: where it is.
-        run: its path; only that one is looked at if something was decided in it.
+        run: its path.
         log_of: the log of a run.
+        name: of the only checkpoint of that run that is wanted; "" for all, and for all runs.
 
     Raises:
-        MissingError: nothing was ever decided there.
+        MissingError: nothing was ever decided there, or there is nothing of that name.
         IntegrityError: a log, member or vote is damaged; names it.
         TransientStoreError, UnusableError: the store failed.
     """
-    logs = [log for path in [run, *find_runs(store)] if (log := log_of(path)).refresh().length]
+    paths = [run] if name else [run, *find_runs(store)]
+    logs = [log for path in paths if (log := log_of(path)).refresh().length]
     unique = {log.run: log for log in logs}
     if not unique:
         msg = f"{store.url} holds no run: nothing was ever decided in it"
         raise MissingError(msg, subject=store.url, hint="name the directory of the checkpoints")
     rolls = Rolls(store)
-    return Overview(
-        runs=tuple(run_status(log) for log in unique.values()),
-        attempts=tuple(row for log in unique.values() for row in _attempts(store, log, rolls)),
-    )
+    rows = tuple(row for log in unique.values() for row in _attempts(store, log, rolls, name))
+    if name and not rows:
+        msg = f"the run {run or '/'!r} in {store.url} has no checkpoint {name!r}"
+        raise MissingError(msg, subject=name, hint="ckptgate status RUN")
+    return Overview(runs=tuple(run_status(log) for log in unique.values()), attempts=rows)
 
 
-def _attempts(store: Store, log: RunLog, rolls: Rolls) -> Iterator[AttemptOverview]:
+def _attempts(store: Store, log: RunLog, rolls: Rolls, name: str) -> Iterator[AttemptOverview]:
     views = log.look(lambda state: list(state.attempts.values()))
+    known = {view.attempt for view in views}
+    views = [view for view in views if name in ("", view.name)]
     decided = [view for view in views if view.decision_index >= 0]
     decided.sort(key=lambda view: view.decision_index)
     for view in decided[-DECIDED_MAX:]:
@@ -129,10 +136,12 @@ def _attempts(store: Store, log: RunLog, rolls: Rolls) -> Iterator[AttemptOvervi
     for view in views:
         if view.decision_index < 0:
             yield _undecided(log, rolls, view.attempt, view.name, SEALED)
-    known = {view.attempt for view in views}
     for attempt in store.children(attempts_prefix(log.run)):
-        if attempt not in known and is_attempt_id(attempt):
-            yield _undecided(log, rolls, attempt, split_attempt_id(attempt)[0], OPEN)
+        if attempt in known or not is_attempt_id(attempt):
+            continue
+        of = split_attempt_id(attempt)[0]
+        if name in ("", of):
+            yield _undecided(log, rolls, attempt, of, OPEN)
 
 
 def _decided(log: RunLog, view: AttemptView) -> AttemptOverview:

@@ -1,4 +1,4 @@
-"""`commit`, `abort`, `wait`: decisions about checkpoints of a mount on this node."""
+"""`commit`, `abort`, `wait`: decisions about checkpoints, for the most of a mount on this node."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import os
 import pwd
 import sys
 import time
-from typing import Any, Final
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
 
 from ckptgate.app.asking import ask
+from ckptgate.app.commands.options import add_store_options, store_options
 from ckptgate.app.commands.output import add_json, print_json
-from ckptgate.app.left import told
-from ckptgate.app.locate import Place, locate_in_mount, locate_served
+from ckptgate.app.left import named, told
+from ckptgate.app.locate import Place, locate_in_mount, locate_served, may_be_unserved
 from ckptgate.app.registry import MountInfo
+from ckptgate.app.sections import S3Section
 from ckptgate.errors import (
     CkptError,
     ErrorKind,
@@ -22,6 +26,11 @@ from ckptgate.errors import (
     RefusedError,
     UsageError,
 )
+from ckptgate.model.ids import split_attempt_id
+from ckptgate.model.states import UNDECIDED
+
+if TYPE_CHECKING:
+    from ckptgate.engine.overview import Overview
 
 __all__ = ["add_commands"]
 
@@ -29,6 +38,8 @@ _ANSWER_TIMEOUT_S: Final = 60.0
 _ANSWER_MIN_S: Final = 1.0
 """However little time is left of a `--timeout`."""
 _PAUSE_S: Final = 0.1
+_STORE_PAUSE_S: Final = 2.0
+"""Each look at a store costs requests."""
 _GIVEN_UP: Final = frozenset({"aborted", "abandoned"})
 
 
@@ -49,8 +60,10 @@ def add_commands(commands: Any) -> None:
     add_json(abort)
     abort.set_defaults(handler=_abort)
     wait = commands.add_parser("wait", help="until a checkpoint, or all of a run, is decided")
-    wait.add_argument("path", metavar="PATH", help="a checkpoint, a run, or the mount point")
+    where = "a checkpoint, a run, or the mount point; or those in a store that isn't mounted here"
+    wait.add_argument("path", metavar="PATH", help=where)
     wait.add_argument("--timeout", type=float, default=None, metavar="S")
+    add_store_options(wait)
     add_json(wait)
     wait.set_defaults(handler=_wait)
 
@@ -102,13 +115,15 @@ def _who() -> str:
 
 
 def _wait(args: argparse.Namespace) -> int:
-    found = _wait_for_run(args.path, args.timeout)
+    found = _wait_in_store(args.path, store_options(args), args.timeout)
+    if found is None:
+        found = _wait_for_run(args.path, args.timeout)
     if found is not None:
         if args.json:
             print_json(found)
         else:
             for row in found["last"]:
-                print(f"{row['run'] or '/'}/{row['name']}: {row['state']}")
+                print(f"{named(row)}: {row['state']}")
         return ExitCode.OK
     result = _wait_decided(locate_in_mount(args.path), args.timeout)
     _print(args, result, "")
@@ -122,22 +137,79 @@ def _wait_for_run(path: str, timeout_s: float | None) -> dict[str, Any] | None:
         RefusedError: what was decided last in one of the runs was an abort.
         PendingError: something is undecided at the end of that time.
     """
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
     served = locate_served(path)
-    while True:
-        try:
-            found: dict[str, Any] = ask(served.mount, {"op": "run", "path": served.below})
-        except CkptError as exc:
-            if exc.kind is ErrorKind.NOT_FOUND:
-                return None
-            raise
-        if not found["undecided"]:
-            break
-        if deadline is not None and time.monotonic() >= deadline:
+
+    def look() -> dict[str, Any]:
+        found: dict[str, Any] = ask(served.mount, {"op": "run", "path": served.below})
+        return found
+
+    try:
+        found = look()
+    except CkptError as exc:
+        if exc.kind is ErrorKind.NOT_FOUND:
+            return None
+        raise
+    return _wait_until(path, found, look, pause_s=_PAUSE_S, timeout_s=timeout_s)
+
+
+def _wait_in_store(path: str, s3: S3Section, timeout_s: float | None) -> dict[str, Any] | None:
+    """As `_wait_for_run`, of what the store knows where no daemon here serves it; else None."""
+    if not may_be_unserved(path, s3):
+        return None
+    from ckptgate.app.unserved import looks, seen_unserved  # noqa: PLC0415 - needs an engine
+
+    seen = seen_unserved(path, s3)
+    if seen is None:
+        return None
+    place, first = seen
+    with looks(place) as look:
+        return _wait_until(
+            path,
+            _decided(first),
+            lambda: _decided(look()),
+            pause_s=_STORE_PAUSE_S,
+            timeout_s=timeout_s,
+        )
+
+
+def _decided(found: Overview) -> dict[str, Any]:
+    """What of it is undecided, and what was decided last in each run.
+
+    Of several attempts at one checkpoint the newest counts: an older one may never be decided.
+    """
+    newest: dict[tuple[str, str], int] = {}
+    for row in found.attempts:
+        name, number = split_attempt_id(row.attempt)
+        newest[row.run, name] = max(newest.get((row.run, name), 0), number)
+    undecided: list[dict[str, Any]] = []
+    last: dict[str, dict[str, Any]] = {}
+    for row in found.attempts:
+        name, number = split_attempt_id(row.attempt)
+        if row.state not in UNDECIDED:
+            last[row.run] = asdict(row)
+        elif number == newest[row.run, name]:
+            undecided.append(asdict(row))
+    return {"undecided": undecided, "last": list(last.values())}
+
+
+def _wait_until(
+    path: str,
+    found: dict[str, Any],
+    look: Callable[[], dict[str, Any]],
+    *,
+    pause_s: float,
+    timeout_s: float | None,
+) -> dict[str, Any]:
+    """What *look* finds once nothing is undecided; raises as `_wait_for_run`."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while found["undecided"]:
+        left_s = pause_s if deadline is None else deadline - time.monotonic()
+        if left_s <= 0:
             lines = "".join(f"\n  {told(row)}" for row in found["undecided"])
             msg = f"{path}: not decided after {timeout_s:g} s:{lines}"
             raise PendingError(msg, subject=path, hint=f"ckptgate status {path}")
-        time.sleep(_PAUSE_S)
+        time.sleep(min(pause_s, left_s))
+        found = look()
     refused = [row for row in found["last"] if row["state"] in _GIVEN_UP]
     if refused:
         lines = "".join(f"\n  {told(row)}" for row in refused)

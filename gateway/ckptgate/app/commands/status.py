@@ -6,13 +6,11 @@ It owns the exit code: 0 clean, 2 pending, 3 refused or in doubt, 6 a daemon did
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
-from ckptgate.app.addresses import split_address
 from ckptgate.app.asking import ask
 from ckptgate.app.commands.options import add_store_options, store_options
 from ckptgate.app.commands.output import (
@@ -23,10 +21,10 @@ from ckptgate.app.commands.output import (
     print_json,
     printable,
 )
-from ckptgate.app.locate import Place, Served, locate_checkpoint, locate_unserved, serving
+from ckptgate.app.locate import Served, may_be_unserved, serving
 from ckptgate.app.registry import list_mounts
 from ckptgate.app.sections import S3Section
-from ckptgate.errors import CkptError, ErrorKind, ExitCode, MissingError, UsageError
+from ckptgate.errors import CkptError, ErrorKind, ExitCode, UsageError
 from ckptgate.model.states import is_loss
 
 __all__ = ["add_commands"]
@@ -78,30 +76,12 @@ def _unserved(path: str, s3: S3Section) -> dict[str, Any] | None:
         MissingError: nothing was ever decided there.
         CkptError: the store failed.
     """
-    place = locate_unserved(path, s3)
-    nothing: MissingError | None = None
-    if place is not None:
-        try:
-            return {"store": place.store, **_overview(place)}
-        except MissingError as exc:
-            nothing = exc
-    # What lies above may hold runs without being one: then *path* is no checkpoint either.
-    with contextlib.suppress(MissingError, UsageError):
-        if locate_unserved(split_address(path)[0], s3) is not None:
-            one = locate_checkpoint(path, s3)
-            found = _overview(one)
-            rows = [row for row in found["attempts"] if row["name"] == one.name]
-            if rows:
-                return {"store": one.store, **found, "attempts": rows}
-    if nothing is not None:
-        raise nothing
-    return None
+    if not may_be_unserved(path, s3):
+        return None
+    from ckptgate.app.unserved import seen_unserved  # noqa: PLC0415 - only this needs an engine
 
-
-def _overview(place: Place) -> dict[str, Any]:
-    from ckptgate.app.unserved import overview_of  # noqa: PLC0415 - only this needs an engine
-
-    return overview_of(place).to_json()
+    seen = seen_unserved(path, s3)
+    return None if seen is None else {"store": seen[0].store, **seen[1].to_json()}
 
 
 def _status_unserved(args: argparse.Namespace, report: dict[str, Any]) -> int:
