@@ -26,6 +26,7 @@ __all__ = [
     "InvalidNameError",
     "MisplacedError",
     "MissingError",
+    "NotCopiedError",
     "PendingError",
     "RefusedError",
     "TransientStoreError",
@@ -125,6 +126,10 @@ class InvalidNameError(CkptError):
     kind = ErrorKind.INVALID_NAME
     exit_code = ExitCode.REFUSED
     errno_value = errno.EINVAL
+
+
+class NotCopiedError(InvalidNameError):
+    """It is published, but not under plain names as well: one of these cannot be stored."""
 
 
 class MissingError(CkptError):

@@ -11,7 +11,7 @@ from tests.s3.connected import Connected, connected
 from tests.s3.servers import Server
 
 from ckptgate.engine.export_objects import export_objects
-from ckptgate.errors import IntegrityError, MissingError, UsageError
+from ckptgate.errors import IntegrityError, InvalidNameError, MissingError, UsageError
 from ckptgate.model.documents import EntryType, FileEntry, Manifest
 from ckptgate.model.layout import full_key
 from ckptgate.ports.export import Exported
@@ -98,6 +98,26 @@ def test_bytes_that_are_gone_are_named(on: Connected, tmp_path: Path) -> None:
     on.bucket.client.delete_object(Bucket=on.bucket.name, Key=store.session.key(key))
     with pytest.raises(MissingError, match="data/"):
         export_objects(store, RUN, manifest, target_at(on, on.place()), may_replace=False)
+
+
+def test_a_name_that_is_no_key_there_is_told_before_anything_is_sent(
+    on: Connected, tmp_path: Path
+) -> None:
+    """I13: whatever was there stays, even if it may be replaced."""
+    store = MemoryStore()
+    manifest = checkpoint(store, tmp_path)
+    long = FileEntry(
+        path="/".join(["n" * 204] * 5), type=EntryType.DIR, mode=0o755, mtime_ns=MTIME_NS
+    )
+    manifest = manifest_of(RUN, "step-1", "step-1.0", (*manifest.entries, long))
+    url = on.place()
+    start = url.removeprefix(f"{on.bucket.url}/")
+    on.bucket.put(f"{start}/mine", b"mine")
+    target = target_at(on, url)
+    with pytest.raises(InvalidNameError, match=r"n' has [0-9]+ bytes, S3 takes 1024") as raised:
+        export_objects(store, RUN, manifest, target, may_replace=True)
+    assert raised.value.subject == long.path
+    assert tree(on, url) == {"mine": b"mine"}
 
 
 @pytest.mark.parametrize("url", ["s3://bucket", "s3://bucket/run/.ckptgate/x"])

@@ -13,12 +13,24 @@ import pytest
 from tests.s3.connected import Connected, connected
 from tests.s3.servers import Server
 
-from ckptgate.errors import ExistsError, MissingError, RefusedError, TransientStoreError
-from ckptgate.model.documents import PointerKind, PointerValue
+from ckptgate.errors import (
+    ExistsError,
+    MissingError,
+    NotCopiedError,
+    RefusedError,
+    TransientStoreError,
+)
+from ckptgate.model.documents import (
+    EntryType,
+    FileEntry,
+    PointerKind,
+    PointerValue,
+    encode,
+)
 from ckptgate.model.reclaim import PartKind
 from ckptgate.ports.store import PlainKind
 from ckptgate.ports.uploads import Uploads
-from ckptgate.testing.samples import MTIME_NS, sample_checkpoint, write_file
+from ckptgate.testing.samples import MTIME_NS, manifest_of, sample_checkpoint, write_file
 from ckptgate_adapters.s3_store import S3Store, copying, putting
 
 RUN = "exp/run-7"
@@ -222,20 +234,23 @@ def test_a_log_that_grows_is_stored_as_it_was_and_one_that_changes_later(
     assert place.uploads() == []
 
 
+ODD = "b ïg+%25&'?#.bin"
+
+
 def test_what_is_too_large_for_one_request_is_copied_in_parts(
     on: Connected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copying, "SINGLE_BYTES_MAX", 5 * MIB)
     place = Place(on)
     data = os.urandom(12 * MIB)
-    place.put("d/big", data, Metadata={"theirs": "kept"}, ChecksumAlgorithm="CRC64NVME")
-    place.store.plain_rename("d/big", "e/big")
-    assert place.read("e/big") == data
-    assert place.head("e/big")["Metadata"] == {"theirs": "kept"}
-    assert place.head("e/big")["ETag"].strip('"').endswith("-3")
+    place.put(f"d/{ODD}", data, Metadata={"theirs": "kept"}, ChecksumAlgorithm="CRC64NVME")
+    place.store.plain_rename(f"d/{ODD}", f"e/{ODD}")
+    assert place.read(f"e/{ODD}") == data
+    assert place.head(f"e/{ODD}")["Metadata"] == {"theirs": "kept"}
+    assert place.head(f"e/{ODD}")["ETag"].strip('"').endswith("-3")
     place.store.plain_rename("e", "f")
-    assert [key for key in place.listed() if not key.endswith("/")] == ["f/big"]
-    assert place.read("f/big") == data
+    assert [key for key in place.listed() if not key.endswith("/")] == [f"f/{ODD}"]
+    assert place.read(f"f/{ODD}") == data
     assert place.uploads() == []
 
 
@@ -348,3 +363,29 @@ def test_plain_copies_are_whole_where_their_list_is(on: Connected, tmp_path: Pat
     assert published == [f"{shown}/.ckptgate/manifest.json"]
     with pytest.raises(MissingError):
         place.store.plain_stat(f"{shown}/a")
+
+
+TOO_LONG = "/".join(["n" * 200] * 5)
+
+
+def test_what_cannot_be_copied_to_its_plain_name_is_published_without_copies(
+    on_mini: Connected, tmp_path: Path
+) -> None:
+    """I8, I13: the manifest leads to all bytes, and no copy is of another attempt."""
+    place = Place(on_mini, plain_copy=True)
+    old, old_data = sample_checkpoint(place.store, tmp_path, RUN, a=b"1")
+    place.store.publish(RUN, old, old_data)
+    entries = (
+        *old.entries,
+        FileEntry(path=TOO_LONG, type=EntryType.DIR, mode=0o755, mtime_ns=MTIME_NS),
+    )
+    new = manifest_of(RUN, "step-1", "step-1.1", entries)
+    for _ in range(2):
+        with pytest.raises(NotCopiedError, match=r"S3 takes 1024 at most") as raised:
+            place.store.publish(RUN, new, encode(new))
+        assert TOO_LONG in str(raised.value)
+        assert place.store.published_attempt(RUN, "step-1") == "step-1.1"
+        assert place.store.published_problems(RUN, new, encode(new)) == []
+    published = [key for key in place.listed() if key.startswith(f"{RUN}/step-1/")]
+    assert published == [f"{RUN}/step-1/.ckptgate/manifest.json"]
+    assert place.read(f"{RUN}/{old.entries[0].key}") == b"1"

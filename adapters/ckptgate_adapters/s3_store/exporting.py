@@ -112,8 +112,9 @@ class S3ExportTarget:
         )
 
     def _key(self, entry: FileEntry) -> str:
-        key = self._session.key(entry.path)
-        return f"{key}/" if entry.type is EntryType.DIR else key
+        if entry.type is EntryType.DIR:
+            return self._session.location.directory_key(entry.path)
+        return self._session.key(entry.path)
 
     async def _begin(self, manifest: Manifest, *, may_replace: bool) -> None:
         wanted = {self._key(entry) for entry in manifest.entries}

@@ -22,6 +22,7 @@ MAX_KEY_BYTES: Final = 1024
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,253}[a-z0-9]")
 _ARN: Final = re.compile(r"arn:aws[a-z-]*:s3:[a-z0-9-]*:[0-9]{12}:accesspoint[:/][a-z0-9.-]+")
 _MIB: Final = 1024 * 1024
+_SHOWN_CHARS: Final = 64
 _PARALLEL_MAX: Final = 1024
 
 
@@ -50,11 +51,11 @@ class S3Location:
         """
         if path:
             check_relative_path(path)
-        key = "/".join(part for part in (self.prefix, path) if part)
-        if len(key.encode()) > MAX_KEY_BYTES:
-            msg = f"the key {key[:64]!r}... has more than {MAX_KEY_BYTES} bytes"
-            raise InvalidNameError(msg, subject=path)
-        return key
+        return check_key("/".join(part for part in (self.prefix, path) if part), path)
+
+    def directory_key(self, path: str) -> str:
+        """The key of the object that stands for the directory *path*; raises as `key`."""
+        return check_key(f"{self.key(path)}/", path)
 
     def below(self, path: str) -> str:
         """What all keys below the directory *path* begin with ("" if it is the whole bucket)."""
@@ -65,6 +66,20 @@ class S3Location:
         """The path below the store's root of *key*, or the whole of it if it isn't below."""
         start = f"{self.prefix}/" if self.prefix else ""
         return key.removeprefix(start)
+
+
+def check_key(key: str, path: str) -> str:
+    """*key*, which is that of *path*.
+
+    Raises:
+        InvalidNameError: it is longer than S3 takes.
+    """
+    length = len(key.encode("utf-8", "surrogateescape"))
+    if length > MAX_KEY_BYTES:
+        shown = f"{key[:_SHOWN_CHARS]}...{key[-_SHOWN_CHARS:]}"
+        msg = f"the key {shown!r} has {length} bytes, S3 takes {MAX_KEY_BYTES} at most"
+        raise InvalidNameError(msg, subject=path, hint="shorter names, or a shorter prefix")
+    return key
 
 
 def parse_s3_url(url: str) -> S3Location:

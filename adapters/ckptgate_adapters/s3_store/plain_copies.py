@@ -4,13 +4,15 @@ The store makes them itself. `R/<name>/.ckptgate/b3sums` (for `b3sum --check`) i
 the sign that all are there and proved; it goes first when they go. Each says in its metadata for
 which attempt it was made, so that only these are ever removed. Coroutines run on the session's
 loop.
+
+All or nothing: where one of the names can't be a key, none is copied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ckptgate.errors import IntegrityError, MissingError
+from ckptgate.errors import IntegrityError, InvalidNameError, MissingError
 from ckptgate.model.documents import EntryType, FileEntry, Manifest
 from ckptgate.model.layout import GATEWAY_DIR, full_key, join_key
 from ckptgate.model.published import b3sums
@@ -20,7 +22,7 @@ from ckptgate_adapters.s3_store.directories import SUMS_NAME
 from ckptgate_adapters.s3_store.objects import Found, Listed, each, head, list_all, put_small
 from ckptgate_adapters.s3_store.session import Session
 
-__all__ = ["attributes_of", "make_copies"]
+__all__ = ["attributes_of", "make_copies", "why_uncopied"]
 
 _KINDS = {
     EntryType.FILE: ObjectKind.FILE,
@@ -40,6 +42,21 @@ def attributes_of(entry: FileEntry, attempt: str) -> Attributes:
         digest=entry.digest,
         attempt=attempt,
     )
+
+
+def why_uncopied(session: Session, run: str, manifest: Manifest) -> str:
+    """Why the files can't be under their plain names, "" if they can."""
+    location = session.location
+    for entry in manifest.entries:
+        path = join_key(run, manifest.name, entry.path)
+        try:
+            if entry.type is EntryType.DIR:
+                location.directory_key(path)
+            else:
+                location.key(path)
+        except InvalidNameError as exc:
+            return f"{entry.path!r} can't be copied to its plain name: {exc}"
+    return ""
 
 
 async def make_copies(session: Session, run: str, manifest: Manifest) -> None:

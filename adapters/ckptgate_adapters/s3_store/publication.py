@@ -17,7 +17,12 @@ from typing import Final
 
 import msgspec
 
-from ckptgate.errors import IntegrityError, InvalidNameError, TransientStoreError
+from ckptgate.errors import (
+    IntegrityError,
+    InvalidNameError,
+    NotCopiedError,
+    TransientStoreError,
+)
 from ckptgate.model.documents import (
     MAX_DOCUMENT_BYTES,
     Manifest,
@@ -40,7 +45,7 @@ from ckptgate_adapters.s3_store.objects import (
     put_small,
 )
 from ckptgate_adapters.s3_store.plain import keep_directory
-from ckptgate_adapters.s3_store.plain_copies import make_copies
+from ckptgate_adapters.s3_store.plain_copies import make_copies, why_uncopied
 from ckptgate_adapters.s3_store.room import Room, check_stored, make_room
 from ckptgate_adapters.s3_store.session import Session
 
@@ -77,17 +82,22 @@ class S3Publication:
     ) -> None:
         """Make `run/<name>` show exactly *manifest*, replacing any earlier attempt's."""
         place = join_key(run, manifest.name)
+        problem = why_uncopied(self._session, run, manifest) if self._plain_copy else ""
+        copied = manifest.entries if self._plain_copy and not problem else ()
+        keeps = frozenset(entry.path for entry in copied)
         for _ in range(_TRIES):
             shown = self._session.run(self._shown(place))
             if shown is not None and shown[1] == manifest.attempt:
                 break
             if not is_due():
                 return
-            if self._session.run(self._publish_if(run, manifest, manifest_bytes, shown)):
+            if self._session.run(self._publish_if(run, manifest, manifest_bytes, shown, keeps)):
                 break
         else:
             msg = f"{manifest.name!r} is replaced by others all the time"
             raise TransientStoreError(msg, subject=place)
+        if problem:
+            raise NotCopiedError(problem, subject=place)
         if self._plain_copy:
             self._session.run(make_copies(self._session, run, manifest))
 
@@ -162,13 +172,16 @@ class S3Publication:
         return None if read is None else (read, _attempt_in(read.body))
 
     async def _publish_if(
-        self, run: str, manifest: Manifest, data: bytes, shown: tuple[Found, str] | None
+        self,
+        run: str,
+        manifest: Manifest,
+        data: bytes,
+        shown: tuple[Found, str] | None,
+        keeps: frozenset[str],
     ) -> bool:
         """Put the manifest if what it replaces is still *shown*."""
         await check_stored(self._session, run, manifest)
         before, attempt = shown or (None, "")
-        copied = manifest.entries if self._plain_copy else ()
-        keeps = frozenset(entry.path for entry in copied)
         room = Room(run=run, name=manifest.name, by=manifest.attempt, keeps=keeps)
         await make_room(self._session, room)
         if not attempt:

@@ -22,7 +22,13 @@ from ckptgate.engine.node import Node
 from ckptgate.engine.runlog import RunLog
 from ckptgate.engine.settling import Settling
 from ckptgate.engine.votes import Voter
-from ckptgate.errors import CkptError, IntegrityError, MissingError, RefusedError
+from ckptgate.errors import (
+    CkptError,
+    IntegrityError,
+    MissingError,
+    NotCopiedError,
+    RefusedError,
+)
 from ckptgate.model.documents import (
     MAX_DOCUMENT_BYTES,
     Manifest,
@@ -207,7 +213,12 @@ class Publication:
             log.refresh()
             return log.look(lambda state: state.current.get(view.name)) == attempt
 
-        self._store.publish(log.run, decode(data, Manifest, subject=key), data, is_due=is_due)
+        manifest = decode(data, Manifest, subject=key)
+        try:
+            self._store.publish(log.run, manifest, data, is_due=is_due)
+        except NotCopiedError as exc:
+            # What the COMMIT says is there and found by its manifest; trying again changes nothing.
+            self._events.record("not-copied", join_key(log.run, view.name), str(exc))
         row = self._spool.attempt_by_id(log.run, attempt)
         if row is not None:
             self._take_link_times(row)

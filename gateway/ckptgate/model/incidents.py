@@ -60,6 +60,9 @@ INCIDENTS: Final[Mapping[str, IncidentKind]] = MappingProxyType({
     "late-member": IncidentKind(
         Severity.CRITICAL, "its files are kept in its spool; save again with all ranks"
     ),
+    "not-copied": IncidentKind(
+        Severity.WARNING, "use shorter names or a shorter prefix; its manifest names all its bytes"
+    ),
     "not-reclaimed": IncidentKind(
         Severity.WARNING, "give the permission or release the lock that the error names"
     ),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.engine_harness import RUN, Cluster, StagedNode
 
 from ckptgate.engine.adopt import adopt, load_manifest
-from ckptgate.errors import MissingError
+from ckptgate.errors import MissingError, NotCopiedError
 from ckptgate.model.documents import Manifest, Vote, decode
 from ckptgate.model.entries import Abort, Commit, LogRecord, Seal
 from ckptgate.model.ids import CHUNK_BYTES
@@ -16,6 +18,7 @@ from ckptgate.model.states import CANCELLED, AttemptState
 from ckptgate.ports.meters import SAVES
 from ckptgate.ports.spool import TombstoneRow
 from ckptgate.testing.faults import CrashError, FaultPlan, FaultyStore
+from ckptgate_adapters.memory_store import MemoryStore
 
 SESSION = "session:a/1@2"
 
@@ -54,6 +57,29 @@ def test_one_rank_commits_and_everything_is_published(cluster: Cluster) -> None:
     assert cluster.state().attempts["step-1.0"].is_published
     assert (row.run_ino, "step-1") in node.forgotten.names
     assert (row.run_ino, "latest") in node.forgotten.names
+
+
+def test_without_its_plain_copies_a_checkpoint_is_published_as_any_other(
+    cluster: Cluster,
+) -> None:
+    """I1, I13: what can't be a key keeps nothing back, and is told once."""
+    said = "the key 'n...n' has 1025 bytes, S3 takes 1024 at most"
+
+    class Short(MemoryStore):
+        def publish(self, *args: Any, **words: Any) -> None:
+            super().publish(*args, **words)
+            raise NotCopiedError(said)
+
+    cluster.store = Short()
+    node = cluster.node("a")
+    save(node, "step-1", {"a.txt": b"weights"})
+    cluster.settle()
+    assert cluster.files("step-1") == {"a.txt": b"weights"}
+    assert cluster.store.pointer_content(RUN, "latest") == "step-1"
+    assert cluster.state().attempts["step-1.0"].is_published
+    (told,) = [event for event in node.events.recent(9) if event.kind == "not-copied"]
+    assert (told.subject, told.detail) == (f"{RUN}/step-1", said)
+    cluster.check_invariants()
 
 
 def test_four_ranks_of_one_node_commit_only_together(cluster: Cluster) -> None:

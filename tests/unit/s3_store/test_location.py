@@ -50,6 +50,10 @@ def test_keys_are_below_the_prefix_and_no_longer_than_s3_takes() -> None:
     for path in ("../x", "a/./b", "/a", "x" * 250 + "/" + "/".join("y" * 250 for _ in range(4))):
         with pytest.raises(InvalidNameError):
             location.key(path)
+    longest = "/".join([*["y" * 203] * 4, "z" * 204])
+    assert len(location.key(longest)) == 1024
+    with pytest.raises(InvalidNameError, match=r"'a/b/y+\.\.\.z+/' has 1025 bytes, S3 takes 1024"):
+        location.directory_key(longest)
 
 
 @pytest.mark.parametrize(
