@@ -74,6 +74,34 @@ def test_what_goes_wrong_is_read_through_the_client(
         assert store.read(key, 0, 9) == DATA[:9]
 
 
+def test_a_stream_goes_on_through_the_client_where_it_broke_off(
+    store: S3Store, proxy: ChaosProxy, shared_bucket: Bucket, prefix: str
+) -> None:
+    """I8: each byte once, in order, of the version that it began with."""
+    key = f"{prefix}/f"
+    shared_bucket.put(key, DATA)
+    buffer = memoryview(bytearray(100_000))
+
+    def streamed(offset: int, length: int) -> bytes:
+        return b"".join(bytes(piece) for piece in store.pieces(key, offset, length, buffer))
+
+    assert streamed(17, 800_000) == DATA[17:800_017]
+    assert [_is_direct(request) for request in proxy.seen] == [True]
+    assert streamed(900_000, 800_000) == DATA[900_000:]
+    assert streamed(len(DATA), 5) == streamed(5, 0) == b""
+    for fault in (drop_request, truncate_reply(), error_before(503, "SlowDown")):
+        proxy.clear()
+        proxy.rule(fault, Kind.GET, where=_is_direct)
+        assert streamed(100, 700_000) == DATA[100:700_100]
+        assert [_is_direct(request) for request in proxy.seen][:2] == [True, True]
+    found = store.pieces(key, 0, 500_000, buffer)
+    next(found)
+    found.close()
+    assert streamed(0, 9) == DATA[:9]
+    with pytest.raises(MissingError):
+        list(store.pieces(f"{prefix}/none", 0, 5, buffer))
+
+
 def test_a_kept_connection_that_was_closed_is_replaced_by_a_new_one(
     store: S3Store, proxy: ChaosProxy, shared_bucket: Bucket, prefix: str
 ) -> None:

@@ -8,8 +8,9 @@ policy asks for it, by reading all of it back.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Final
 
 from ckptgate.errors import CkptError
@@ -89,6 +90,31 @@ class S3Data:
         data = self._session.run(self._read(full, offset, len(view)))
         view[: len(data)] = data
         return len(data)
+
+    def pieces(
+        self, key: str, offset: int, length: int, buffer: memoryview
+    ) -> Generator[memoryview]:
+        """Up to *length* bytes at *offset*, in pieces of *buffer*."""
+        full = self._session.key(key)
+        done = 0
+        if length:
+            etag = self._etags.get(full) or ""
+            with contextlib.closing(
+                self._direct.pieces(full, offset, length, buffer, etag)
+            ) as found:
+                for piece, pinned in found:
+                    if not done:
+                        self._etags.keep(full, pinned)
+                    done += len(piece)
+                    yield piece
+        # What didn't come that way, if anything: there may be no more.
+        while done < length:
+            view = buffer[: length - done]
+            count = self.read_into(key, offset + done, view)
+            if not count:
+                return
+            yield view[:count]
+            done += count
 
     def close(self) -> None:
         """Close the connections; nothing can be called afterwards."""

@@ -22,7 +22,8 @@ import urllib.parse
 import urllib.request
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from ckptgate_adapters.s3_store.connection import Connection, NoAnswerError
@@ -42,6 +43,21 @@ _ANSWERS: Final = frozenset({404, 412, 416})
 _CONTENT_RANGE: Final = re.compile(r"bytes ([0-9]+)-([0-9]+)/([0-9]+)")
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Answer:
+    """An answer whose body is being taken.
+
+    Attributes:
+        connection: it comes on; nobody else's meanwhile.
+        length: bytes that are still to be taken.
+        etag: of the version that they are of.
+    """
+
+    connection: Connection
+    length: int
+    etag: str
 
 
 class DirectReader:
@@ -78,32 +94,89 @@ class DirectReader:
         Returns:
             How many bytes, fewer only at the object's end, and its ETag.
         """
-        if self._is_closed or time.monotonic() < self._paused_until:
+        found = self._begin(key, offset, len(view), etag)
+        if found is None:
             return None
-        try:
-            url = urllib.parse.urlsplit(self._url(key))
-            found = self._ask(url, offset, view, etag)
-        except (OSError, http.client.HTTPException) as exc:
-            # Its text may have the URL, which is as good as a key.
-            _log.debug("s3-direct-read-failed key=%s error=%s", key, type(exc).__name__)
-            self._urls.forget(key)
-            self._count_failure()
-            return None
-        if found is not None:
-            self._failures = 0
-        return found
+        count = found.length
+        with self._given_back(found):
+            return (count, found.etag) if self._fill(key, found, view[:count]) else None
+
+    def pieces(
+        self, key: str, offset: int, length: int, buffer: memoryview, etag: str
+    ) -> Generator[tuple[memoryview, str]]:
+        """A range that is in the object, in pieces through *buffer*; ends where it doesn't work.
+
+        Args:
+            key: the object's.
+            offset: where the range begins.
+            length: of the range, at least one byte.
+            buffer: what pieces are parts of.
+            etag: of the version to read, "" for any.
+
+        Yields:
+            A piece, and the version's ETag.
+        """
+        found = self._begin(key, offset, length, etag)
+        if found is None:
+            return
+        with self._given_back(found):
+            while found.length:
+                piece = buffer[: found.length]
+                if not self._fill(key, found, piece):
+                    return
+                yield piece, found.etag
 
     def close(self) -> None:
         """Close the connections that nobody uses; the others go when they are given back."""
         self._is_closed = True
         _close_all(self._idle)
 
+    def _begin(self, key: str, offset: int, length: int, etag: str) -> _Answer | None:
+        """Ask for a range; the answer, whose body is still to be taken. None: ask the client."""
+        if self._is_closed or time.monotonic() < self._paused_until:
+            return None
+        try:
+            return self._ask(urllib.parse.urlsplit(self._url(key)), offset, length, etag)
+        except (OSError, http.client.HTTPException) as exc:
+            self._failed(key, exc)
+            return None
+
+    def _fill(self, key: str, answer: _Answer, view: memoryview) -> bool:
+        """Take the next bytes of the body, which has as many; False if they don't come."""
+        try:
+            answer.connection.fill(view)
+        except (OSError, http.client.HTTPException) as exc:
+            self._failed(key, exc)
+            return False
+        answer.length -= len(view)
+        if not answer.length:
+            self._failures = 0
+        return True
+
+    def _failed(self, key: str, exc: Exception) -> None:
+        # Its text may have the URL, which is as good as a key.
+        _log.debug("s3-direct-read-failed key=%s error=%s", key, type(exc).__name__)
+        self._urls.forget(key)
+        self._count_failure()
+
+    @contextlib.contextmanager
+    def _given_back(self, answer: _Answer) -> Generator[None]:
+        """Keep the connection for the next, if all of the answer was taken."""
+        try:
+            yield
+        finally:
+            connection = answer.connection
+            if not answer.length and connection.is_reusable and not self._is_closed:
+                self._idle.append((connection, time.monotonic()))
+            else:
+                connection.close()
+
     def _ask(
-        self, url: urllib.parse.SplitResult, offset: int, view: memoryview, etag: str
-    ) -> tuple[int, str] | None:
+        self, url: urllib.parse.SplitResult, offset: int, length: int, etag: str
+    ) -> _Answer | None:
         headers = {
             "Host": url.netloc,
-            "Range": f"bytes={offset}-{offset + len(view) - 1}",
+            "Range": f"bytes={offset}-{offset + length - 1}",
             "Accept-Encoding": "identity",
         }
         if etag:
@@ -112,36 +185,34 @@ class DirectReader:
         if connection is not None:
             with contextlib.suppress(NoAnswerError):
                 # It may have been closed by the service, which was asked nothing for a while.
-                return self._take(connection, url, headers, offset, view)
+                return self._answered(connection, url, headers, offset, length)
         connection = self._connected(url)
         if connection is None:
             return None
-        return self._take(connection, url, headers, offset, view)
+        return self._answered(connection, url, headers, offset, length)
 
-    def _take(
+    def _answered(
         self,
         connection: Connection,
         url: urllib.parse.SplitResult,
         headers: Mapping[str, str],
         offset: int,
-        view: memoryview,
-    ) -> tuple[int, str] | None:
-        is_reusable = False
+        length: int,
+    ) -> _Answer | None:
+        """The answer to a question, if it is just what was asked for."""
+        is_right = False
         try:
             status = connection.ask(f"{url.path}?{url.query}", headers)
             if status in _ANSWERS:
                 return None
-            count = _length(status, connection.headers, offset, len(view))
+            count = _length(status, connection.headers, offset, length)
             etag = connection.headers.get("ETag", "")
             if headers.get("If-Match", etag) != etag:
                 raise http.client.HTTPException("another version than was asked for")
-            connection.fill(view[:count])
-            is_reusable = connection.is_reusable
-            return count, etag
+            is_right = True
+            return _Answer(connection, count, etag)
         finally:
-            if is_reusable and not self._is_closed:
-                self._idle.append((connection, time.monotonic()))
-            else:
+            if not is_right:
                 connection.close()
 
     def _kept(self) -> Connection | None:

@@ -20,6 +20,7 @@ import blake3
 
 from ckptgate.engine.disk import write_at
 from ckptgate.engine.each_file import for_each_file
+from ckptgate.engine.manifests import DIGEST_BYTES, entry_chunks
 from ckptgate.engine.ranges import Ranges
 from ckptgate.errors import (
     BusyError,
@@ -30,9 +31,10 @@ from ckptgate.errors import (
     UnusableError,
 )
 from ckptgate.model.documents import EntryType, FileEntry, Manifest
+from ckptgate.model.ids import CHUNK_BYTES
 from ckptgate.model.layout import GATEWAY_DIR, full_key
 from ckptgate.ports.export import Exported
-from ckptgate.ports.store import ObjectReader
+from ckptgate.ports.store import Store
 
 __all__ = ["check_destination", "export_directory", "fetch_file", "unfinished_name"]
 
@@ -97,7 +99,7 @@ def _above(path: str) -> list[str]:
 
 
 def export_directory(
-    store: ObjectReader, run: str, manifest: Manifest, destination: str, *, may_replace: bool
+    store: Store, run: str, manifest: Manifest, destination: str, *, may_replace: bool
 ) -> Exported:
     """Make *destination* (absolute) a directory with exactly the checkpoint's entries.
 
@@ -126,7 +128,7 @@ def export_directory(
     return report
 
 
-def _build(store: ObjectReader, run: str, manifest: Manifest, building: str) -> Exported:
+def _build(store: Store, run: str, manifest: Manifest, building: str) -> Exported:
     entries = manifest.entries
     _remove_others(building, {entry.path: entry for entry in entries})
     for entry in entries:
@@ -140,7 +142,7 @@ def _build(store: ObjectReader, run: str, manifest: Manifest, building: str) -> 
     ranges = Ranges(store)
 
     def bring(entry: FileEntry) -> bool:
-        return _bring(ranges, full_key(run, entry.key), entry, os.path.join(building, entry.path))
+        return _bring(ranges, store, run, entry, os.path.join(building, entry.path))
 
     kept = sum(for_each_file(files, bring))
     _finish_directories(building, entries)
@@ -177,7 +179,7 @@ def _link(path: str, target: str) -> None:
     os.symlink(target, path)
 
 
-def _bring(ranges: Ranges, key: str, entry: FileEntry, path: str) -> bool:
+def _bring(ranges: Ranges, store: Store, run: str, entry: FileEntry, path: str) -> bool:
     """Have one file at the local *path*, verified; whether it was there already.
 
     Raises:
@@ -193,7 +195,7 @@ def _bring(ranges: Ranges, key: str, entry: FileEntry, path: str) -> bool:
         is_kept = is_there and _is_file(fd, entry)
         if not is_kept:
             os.ftruncate(fd, 0)
-            fetch_file(ranges, key, entry, fd)
+            fetch_file(ranges, store, run, entry, fd)
         os.fchmod(fd, entry.mode & 0o7777)
         os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
         os.fsync(fd)
@@ -202,24 +204,29 @@ def _bring(ranges: Ranges, key: str, entry: FileEntry, path: str) -> bool:
         os.close(fd)
 
 
-def fetch_file(ranges: Ranges, key: str, entry: FileEntry, fd: int) -> None:
-    """Write the bytes of *entry* to what is open, and empty, as *fd*, and compare their digest.
+def fetch_file(ranges: Ranges, store: Store, run: str, entry: FileEntry, fd: int) -> None:
+    """Write the bytes of *entry* to what is open, and empty, as *fd*, and compare their digests.
 
     Raises:
         IntegrityError, MissingError, TransientStoreError: of the store.
         OSError: of the disk.
     """
-    hasher = blake3.blake3()
+    key = full_key(run, entry.key)
+    # Of nothing there is no chunk, but a digest.
+    chunks = entry_chunks(store, run, entry) or bytes.fromhex(entry.digest)
+    starts = range(0, max(entry.size, 1), CHUNK_BYTES)
+    spans = [(at, min(CHUNK_BYTES, entry.size - at)) for at in starts]
 
     def keep(offset: int, view: memoryview) -> None:
         write_at(fd, view, offset)
 
-    with contextlib.closing(ranges.read(key, [(0, entry.size)], keep)) as pieces:
-        for piece in pieces:
-            hasher.update(piece)
-    if hasher.hexdigest() != entry.digest:
-        msg = f"{entry.path}: {key} has digest {hasher.hexdigest()}, not {entry.digest}"
-        raise IntegrityError(msg, subject=key, hint="ckptgate verify")
+    with contextlib.closing(ranges.digests(key, spans, keep)) as digests:
+        for index, found in enumerate(digests):
+            wanted = chunks[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
+            if found != wanted:
+                what = f"chunk {index} of {key}" if entry.chunks else key
+                msg = f"{entry.path}: {what} has digest {found.hex()}, not {wanted.hex()}"
+                raise IntegrityError(msg, subject=key, hint="ckptgate verify")
 
 
 def _is_file(fd: int, entry: FileEntry) -> bool:

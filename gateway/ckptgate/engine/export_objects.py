@@ -49,9 +49,8 @@ def export_objects(
     def bring(entry: FileEntry) -> bool:
         if target.has(manifest, entry):
             return True
-        key = full_key(run, entry.key)
-        if not target.copy(store, key, manifest, entry):
-            _carry(ranges, key, target, manifest, entry)
+        if not target.copy(store, full_key(run, entry.key), manifest, entry):
+            _carry(ranges, store, run, target, manifest, entry)
         return False
 
     kept = sum(for_each_file(files, bring))
@@ -62,11 +61,16 @@ def export_objects(
 
 
 def _carry(
-    ranges: Ranges, key: str, target: ExportTarget, manifest: Manifest, entry: FileEntry
+    ranges: Ranges,
+    store: Store,
+    run: str,
+    target: ExportTarget,
+    manifest: Manifest,
+    entry: FileEntry,
 ) -> None:
     """Fetch a file, compare it, and send it on."""
     with tempfile.NamedTemporaryFile(prefix="ckptgate-export-") as local:
-        fetch_file(ranges, key, entry, local.fileno())
+        fetch_file(ranges, store, run, entry, local.fileno())
         source = DigestedFile(
             path=os.fspath(local.name),
             size=entry.size,

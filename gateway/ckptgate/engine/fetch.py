@@ -20,8 +20,6 @@ import threading
 from collections.abc import Generator, Iterable, Sequence
 from typing import Final
 
-import blake3
-
 from ckptgate.engine.chunks import Chunk, ChunkDigests, chunk_of, chunk_range
 from ckptgate.engine.claims import Claims
 from ckptgate.engine.disk import write_at
@@ -253,45 +251,23 @@ class Fetcher:
         chunks = [chunk_of(row, index) for index in mine]
         with (
             self._opened(row) as fd,
-            contextlib.closing(self._read(row, fd, chunks)) as pieces,
+            contextlib.closing(self._read(row, fd, chunks)) as digests,
         ):
             for chunk in chunks:
-                self._check(row, chunk, pieces)
+                _check(row, chunk, digests)
                 if self._mark(row.file, fd, chunk.index) is None:
                     return
                 left.remove(chunk.index)
                 self._claims.give_back(row.file, [chunk.index])
 
-    def _read(self, row: FileRow, fd: int, chunks: Sequence[Chunk]) -> Generator[memoryview]:
-        """The chunks' bytes in their order, each piece written to the spool file before."""
+    def _read(self, row: FileRow, fd: int, chunks: Sequence[Chunk]) -> Generator[bytes]:
+        """The chunks' digests in their order; all bytes are in the spool file before."""
         spans = [(chunk.offset, chunk.length) for chunk in chunks]
 
         def keep(offset: int, piece: memoryview) -> None:
             write_at(fd, piece, offset)
 
-        return self._ranges.read(row.key, spans, keep)
-
-    def _check(self, row: FileRow, chunk: Chunk, pieces: Generator[memoryview]) -> None:
-        """Take one chunk's pieces and compare their digest; it counts only once it is marked.
-
-        Raises:
-            _StoreFailed: it isn't what it must be.
-        """
-        hasher = blake3.blake3()
-        done = 0
-        try:
-            while done < chunk.length:
-                piece = next(pieces)
-                hasher.update(piece)
-                done += len(piece)
-            if hasher.digest() != chunk.digest:
-                msg = (
-                    f"chunk {chunk.index} of {row.key} has digest {hasher.hexdigest()}, "
-                    f"the manifest says {chunk.digest.hex()}"
-                )
-                raise IntegrityError(msg, subject=row.key)
-        except (IntegrityError, MissingError) as exc:
-            raise _StoreFailed(row, exc) from exc
+        return self._ranges.digests(row.key, spans, keep)
 
     def _mark(self, file: int, fd: int, index: int) -> FileRow | None:
         """Record that the chunk is here and verified; with the last one the file is whole.
@@ -350,6 +326,24 @@ class Fetcher:
                 place = self._spool.place(place[0])
             return "/".join(part for part in (attempt.run, attempt.name, *parts) if part)
         return f"file {file}"
+
+
+def _check(row: FileRow, chunk: Chunk, digests: Generator[bytes]) -> None:
+    """Take one chunk's digest and compare it; it counts only once it is marked.
+
+    Raises:
+        _StoreFailed: it isn't what it must be.
+    """
+    try:
+        found = next(digests)
+        if found != chunk.digest:
+            msg = (
+                f"chunk {chunk.index} of {row.key} has digest {found.hex()}, "
+                f"the manifest says {chunk.digest.hex()}"
+            )
+            raise IntegrityError(msg, subject=row.key)
+    except (IntegrityError, MissingError) as exc:
+        raise _StoreFailed(row, exc) from exc
 
 
 def drop_copy(spool: Spool, row: FileRow) -> FileRow:

@@ -26,7 +26,14 @@ from ckptgate.model.ids import check_attempt_id, check_digest, check_member_id, 
 from ckptgate.model.layout import chunk_table_key, data_key, full_key, manifest_key
 from ckptgate.ports.store import Records
 
-__all__ = ["DIGEST_BYTES", "check_entry_keys", "load_chunks", "load_manifest", "small_chunks"]
+__all__ = [
+    "DIGEST_BYTES",
+    "check_entry_keys",
+    "entry_chunks",
+    "load_chunks",
+    "load_manifest",
+    "small_chunks",
+]
 
 DIGEST_BYTES: Final = 32
 _HINT: Final = "run `ckptgate verify` on another node, or restore the object from a backup"
@@ -104,6 +111,13 @@ def load_chunks(store: Records, run: str, ref: ChunkRef, size: int) -> bytes:
         msg = f"chunk table {key} is too short for {chunk_count(size)} chunks at {ref.start}"
         raise IntegrityError(msg, subject=key)
     return chunks
+
+
+def entry_chunks(store: Records, run: str, entry: FileEntry) -> bytes:
+    """The chunk digests of a manifest's file, from its table if it has several; raises as that."""
+    if entry.chunks is None:
+        return small_chunks(entry)
+    return load_chunks(store, run, entry.chunks, entry.size)
 
 
 def small_chunks(entry: FileEntry) -> bytes:

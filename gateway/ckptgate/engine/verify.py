@@ -15,7 +15,7 @@ from typing import Final
 import blake3
 
 from ckptgate.engine.each_file import for_each_file
-from ckptgate.engine.manifests import DIGEST_BYTES, load_chunks, load_manifest, small_chunks
+from ckptgate.engine.manifests import DIGEST_BYTES, entry_chunks, load_manifest
 from ckptgate.engine.ranges import Ranges
 from ckptgate.errors import IntegrityError, MisplacedError, MissingError
 from ckptgate.model.documents import (
@@ -183,10 +183,7 @@ def fold_log(store: Store, run: str) -> RunState:
 def _verify_file(store: Store, ranges: Ranges, run: str, entry: FileEntry) -> tuple[int, list[str]]:
     """Compare one file: bytes that were read to their end, and what is wrong."""
     try:
-        if entry.chunks is None:
-            chunks = small_chunks(entry)
-        else:
-            chunks = load_chunks(store, run, entry.chunks, entry.size)
+        chunks = entry_chunks(store, run, entry)
         key = full_key(run, entry.key)
         problems = _compare(ranges, key, entry, chunks)
         if store.read(key, entry.size, 1):

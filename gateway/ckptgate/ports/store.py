@@ -9,10 +9,10 @@ synchronous, may block, and may come from any thread. A failure whose outcome is
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from ckptgate.errors import CkptError, RefusedError, UnusableError, UsageError
 from ckptgate.model.documents import Manifest, PointerValue
@@ -29,6 +29,7 @@ __all__ = [
     "Reclamation",
     "Records",
     "Store",
+    "Streams",
     "VerifyMode",
     "Won",
     "always",
@@ -165,6 +166,24 @@ class ObjectReader(Protocol):
         ...
 
 
+@runtime_checkable
+class Streams(Protocol):
+    """What a store may offer beside `ObjectReader`: many bytes in their order, at little cost."""
+
+    def pieces(
+        self, key: str, offset: int, length: int, buffer: memoryview
+    ) -> Generator[memoryview]:
+        """Up to *length* bytes at *offset* (short only at the end), in pieces, as they come.
+
+        Each piece is a part of *buffer*, and the store's again when the next is asked for. That all
+        are of one version is for the caller to prove, by a digest.
+
+        Raises:
+            MissingError, TransientStoreError.
+        """
+        ...
+
+
 class DataObjects(ObjectReader, Protocol):
     """The checkpoints' bytes."""
 
@@ -225,6 +244,10 @@ class Publication(Protocol):
         *is_due* is asked once the store has looked at what it is to replace, and again whenever it
         has to look again; if it says no, nothing is done. A store that can replaces only what it
         had looked at: so a publisher that was slow never replaces what is newer than its answer.
+
+        Raises:
+            NotCopiedError: it is published, as always; but the copies under plain names that the
+                store was told to make aren't there, since it can't have one of these names.
         """
         ...
 
