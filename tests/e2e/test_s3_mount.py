@@ -350,6 +350,19 @@ def test_what_cannot_be_mounted_says_why_and_leaves_nothing(
     assert time.monotonic() - began < 60
 
 
+def test_a_prefix_of_another_format_version_is_not_mounted(tmp_path: Path, bucket: Bucket):
+    """I9: nothing is written to what this release can't read."""
+    bucket.put(".ckptgate/format.json", b'{"format":99}\n')
+    mnt, spool = tmp_path / "mnt", tmp_path / "spool"
+    done = run_here("mount", bucket.url, mnt, "--spool", spool, env=environment(bucket))
+    assert done.returncode == ExitCode.UNUSABLE, done.stdout + done.stderr
+    assert "99" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not mnt.exists()
+    assert not spool.exists()
+    assert bucket.keys("") == [".ckptgate/format.json"]
+
+
 def test_ways_to_verify_that_a_bucket_does_not_offer_are_refused(tmp_path: Path, bucket: Bucket):
     config = tmp_path / "c.toml"
     config.write_text('verify = "size"\n')

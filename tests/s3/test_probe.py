@@ -238,6 +238,19 @@ def test_versions_do_not_matter_and_are_told(
     assert store.get("a") == b"1"
 
 
+def test_a_bucket_that_locks_objects_is_told(make: Make, proxy: ChaosProxy) -> None:
+    def locked(reply: Reply) -> Reply:
+        until = "2026-12-02T00:00:00.000Z"
+        return reply.with_headers(
+            x_amz_object_lock_mode="COMPLIANCE", x_amz_object_lock_retain_until_date=until
+        )
+
+    proxy.rule(edit_reply(locked), Kind.HEAD, times=ALWAYS)
+    store = make()
+    store.probe()
+    assert "locks objects: nothing can be reclaimed before 2026-12-02" in " ".join(store.warnings)
+
+
 def test_a_rule_that_aborts_uploads_is_told(make: Make, proxy: ChaosProxy) -> None:
     def with_rule(reply: Reply) -> Reply:
         date = "Wed, 02 Dec 2026 00:00:00 GMT"

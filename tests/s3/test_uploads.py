@@ -171,6 +171,27 @@ def test_a_part_that_arrived_as_something_else_is_sent_again(
     assert _is_stored(shared_bucket, key, source)
 
 
+def test_a_part_that_the_store_lost_is_noticed_at_the_end(
+    store: S3Store, proxy: ChaosProxy, shared_bucket: Bucket, prefix: str, source: DigestedFile
+) -> None:
+    """I1: it said that it has the part; Complete names all of them, their sum and the size."""
+    key = f"{prefix}/f"
+
+    def taken(request: Request, body: bytes) -> Reply:
+        reply = Reply.made(200, b"").with_headers(etag='"0123456789abcdef0123456789abcdef"')
+        return reply.with_headers(x_amz_checksum_crc64nvme=encode(crc64(body)))
+
+    proxy.rule(answer(taken), Kind.UPLOAD_PART, nth=2)
+    assert store.put_all({key: source}, VerifyMode.CHECKSUM) == {}
+    assert _is_stored(shared_bucket, key, source)
+    assert proxy.count(Kind.CREATE_UPLOAD) == 2
+    said = [request.headers for request in proxy.seen if request.kind is Kind.COMPLETE][-1]
+    assert said["x-amz-mp-object-size"] == str(source.size)
+    whole = encode(crc64(Path(source.path).read_bytes()))
+    assert said["x-amz-checksum-crc64nvme"] == whole
+    assert said["x-amz-checksum-type"] == "FULL_OBJECT"
+
+
 def test_abort_goes_on_until_no_part_is_left(
     store: S3Store, proxy: ChaosProxy, shared_bucket: Bucket, prefix: str
 ) -> None:
