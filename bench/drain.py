@@ -33,15 +33,19 @@ TIMEOUT_S = "600"
 
 @dataclass
 class _Race:
-    """Seconds of each drain, and of the store alone."""
+    """Seconds of each drain, of CPU in the mount's processes by it, and of the store alone."""
 
     drains: list[float] = field(default_factory=list[float])
+    used: list[float] = field(default_factory=list[float])
     alone: list[float] = field(default_factory=list[float])
 
     def figures(self, title: str, size: int) -> Iterator[Figure]:
         for name, times in (("drain", self.drains), ("the store alone", self.alone)):
             rates = [size / 1e6 / seconds for seconds in times]
             yield spread("drain", f"{title}: {name}", rates, "MB/s")
+        per_gib = [seconds * GIB / size for seconds in self.used]
+        note = "digests among it, which the store alone has not to make"
+        yield spread("drain", f"{title}: CPU of the drain", per_gib, "s/GiB", note=note)
         values = ratios(self.alone, self.drains)
         yield spread("drain", f"{title}: drain over it", values, "x", at_least=LIMIT)
 
@@ -113,20 +117,29 @@ def _pair(
         machine.settle(size)
 
     with workers() as one:
-        race.drains.append(_drain_s(mount, one[0], size, before))
+        seconds, used = _drain(mount, one[0], size, before)
+    race.drains.append(seconds)
+    race.used.append(used)
     if not is_first:
         mount.settle(size)
         race.alone.append(alone())
 
 
-def _drain_s(mount: mounts.Mount, client: Worker, size: int, before: Callable[[], None]) -> float:
-    """Seconds from the publisher's first look at a staged checkpoint to the end of the drain."""
+def _drain(
+    mount: mounts.Mount, client: Worker, size: int, before: Callable[[], None]
+) -> tuple[float, float]:
+    """Seconds from the publisher's first look at a staged checkpoint to the end of the drain.
+
+    And the CPU seconds of the mount's processes meanwhile.
+    """
     nothing_s = _command_s(mount)
     with mount.paused():
         directory = stage_shards(mount, client, size)
         client.seconds("commit", directory=directory)
         before()
-    return max(_command_s(mount) - nothing_s, 1e-3)
+        used_s = sum(map(machine.cpu_s, mount.processes))
+    seconds = max(_command_s(mount) - nothing_s, 1e-3)
+    return seconds, sum(map(machine.cpu_s, mount.processes)) - used_s
 
 
 def _command_s(mount: mounts.Mount) -> float:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.harness import FAST, Cluster, cli, cluster, job, kill_daemon, until
+from tests.e2e.harness import FAST, Cluster, Gateway, cli, cluster, job, kill_daemon, until
 
 from ckptgate.errors import CkptError
 from ckptgate_adapters.channels import control_call
@@ -139,13 +139,18 @@ def away(c: Cluster) -> Iterator[None]:
         hidden.rename(c.store)
 
 
+def begin_run(node: Gateway) -> None:
+    """A run that is known here: it goes on without the store."""
+    (node.mnt / "run").mkdir()
+    assert job(SAVE, node.mnt / "run/step-0").returncode == 0
+    assert cli("wait", node.mnt / "run/step-0", "--timeout", "60").returncode == 0
+
+
 def test_another_machine_publishes_what_a_dead_one_had_staged(made: Cluster, other: Any):
     """I10, I11: as the same member; bytes whose digest is known survive the other boot."""
     (node,) = made.nodes
     member = node.status()["member"]
-    (node.mnt / "run").mkdir()
-    assert job(SAVE, node.mnt / "run/step-0").returncode == 0
-    assert cli("wait", node.mnt / "run/step-0", "--timeout", "60").returncode == 0
+    begin_run(node)
     with away(made):
         assert job(SAVE, node.mnt / "run/step-1").returncode == 0
         until("it is digested", lambda: node.attempts("step-1")[-1]["files"].get("digested"))
@@ -174,7 +179,7 @@ def test_what_is_not_proven_on_the_other_machine_is_named_with_the_next_step(
 ):
     """I11: whether bytes without a digest, or of a copy, are what was staged nobody can say."""
     (node,) = made.nodes
-    (node.mnt / "run").mkdir()
+    begin_run(node)
     with away(made):
         if not is_copied:
             os.kill(node.child("publisher"), signal.SIGSTOP)
