@@ -164,6 +164,30 @@ def test_the_dashboard_has_what_grafana_asks_for():
         assert all(target["datasource"]["uid"] == "${datasource}" for target in panel["targets"])
 
 
+def dropped(given: Any, kept: Any, path: str = "") -> Iterator[str]:
+    """Where *given* has what *kept* hasn't."""
+    if isinstance(given, dict) and isinstance(kept, dict):
+        for key, value in given.items():
+            yield from dropped(value, kept.get(key), f"{path}.{key}")
+    elif isinstance(given, list) and isinstance(kept, list) and len(given) == len(kept):
+        for number, pair in enumerate(zip(given, kept, strict=True)):
+            yield from dropped(*pair, f"{path}[{number}]")
+    elif given != kept:
+        yield path
+
+
+def test_grafana_s_own_types_know_all_that_the_dashboard_says():
+    """Nothing is lost on the way through them; the label of a variable is of its editor alone."""
+    encoder = pytest.importorskip("grafana_foundation_sdk.cog.encoder")
+    dashboard = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
+    read = dashboard.Dashboard.from_json(DASHBOARD)
+    kept = json.loads(encoder.JSONEncoder().encode(read))
+    assert list(dropped(DASHBOARD, kept)) == [".templating.list[1].definition"]
+    wrong = {**DASHBOARD, "panels": [{**DASHBOARD["panels"][0], "gridPosition": {"x": 1}}]}
+    kept = json.loads(encoder.JSONEncoder().encode(dashboard.Dashboard.from_json(wrong)))
+    assert ".panels[0].gridPosition" in set(dropped(wrong, kept))
+
+
 @pytest.fixture(scope="module")
 def promtool(require: Callable[[object, str], None]) -> str:
     found = shutil.which("promtool")
