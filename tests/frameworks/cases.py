@@ -1,8 +1,11 @@
-"""What every framework's module checks, whichever framework it is."""
+"""What every framework's module checks, whichever framework it is.
+
+A module per framework has a class that derives from one of those here and says which trainings it
+is about; each is as long as one day's share of the long tests.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
@@ -10,13 +13,14 @@ import platform
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
+import pytest
 from tests.e2e.harness import cli
-from tests.frameworks.matrix import Matrix, matrix
+from tests.frameworks.matrix import FAULTS, Matrix, matrix
 from tests.frameworks.trainings.known import needs
 
-__all__ = ["HOOKED", "SEALS", "check", "prepared"]
+__all__ = ["HOOKED", "SEALS", "Disturbed", "DisturbedBesideRaw"]
 
 SEALS: Final = {
     "dcp": ("dcp", "dcp-metadata"),
@@ -49,15 +53,36 @@ Which is first, the framework's marker or the commit of the last rank, is a matt
 """
 
 
-@contextlib.contextmanager
-def prepared(name: str, require, tmp_path_factory) -> Iterator[Matrix]:
-    """A framework's cases, on two nodes' mounts."""
-    require(os.access("/dev/fuse", os.R_OK | os.W_OK), "/dev/fuse is not accessible")
-    require(platform.machine() == "x86_64", "system calls are counted on x86-64 only")
-    top, _, _ = needs(name).partition(".")
-    require(importlib.util.find_spec(top), f"no {top}: pip install --group frameworks")
-    with matrix(name, tmp_path_factory.mktemp(name), mounted=True) as made:
-        yield made
+class Disturbed:
+    """The list of faults, of each training, on two nodes' mounts."""
+
+    trainings: ClassVar[tuple[str, ...]]
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        metafunc.parametrize("made", self.trainings, indirect=True, scope="class")
+
+    @pytest.fixture(scope="class")
+    def made(self, request, require, tmp_path_factory) -> Iterator[Matrix]:
+        """A training's cases."""
+        name = request.param
+        require(os.access("/dev/fuse", os.R_OK | os.W_OK), "/dev/fuse is not accessible")
+        require(platform.machine() == "x86_64", "system calls are counted on x86-64 only")
+        top, _, _ = needs(name).partition(".")
+        require(importlib.util.find_spec(top), f"no {top}: pip install --group frameworks")
+        with matrix(name, tmp_path_factory.mktemp(name), mounted=True) as made:
+            yield made
+
+    @pytest.mark.parametrize("fault", FAULTS)
+    def test_only_whole_checkpoints_are_seen_and_the_training_goes_on(self, made, fault):
+        """I4, I8, I12"""
+        check(made, fault)
+
+
+class DisturbedBesideRaw(Disturbed):
+    """The same, of frameworks that a late rank misleads where there is no gateway."""
+
+    def test_the_same_observer_finds_what_must_not_be_seen_on_a_raw_directory(self, made):
+        assert made.case("raw", "late").wrong
 
 
 def check(made: Matrix, fault: str) -> None:

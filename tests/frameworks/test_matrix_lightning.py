@@ -1,4 +1,4 @@
-"""Lightning, disturbed in a save, on two nodes' mounts; see `matrix`.
+"""Lightning, disturbed in a save, on two nodes' mounts; see `cases`.
 
 Needs `pip install --group frameworks`.
 """
@@ -6,19 +6,10 @@ Needs `pip install --group frameworks`.
 from __future__ import annotations
 
 import pytest
-from tests.frameworks.cases import check, prepared
-from tests.frameworks.matrix import FAULTS
+from tests.frameworks.cases import Disturbed
 
 pytestmark = [pytest.mark.fuse, pytest.mark.torch, pytest.mark.slow, pytest.mark.full]
 
 
-@pytest.fixture(scope="module", params=["lightning", "lightning-link", "lightning-async"])
-def made(request, require, tmp_path_factory):
-    with prepared(request.param, require, tmp_path_factory) as cases:
-        yield cases
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_only_whole_checkpoints_are_seen_and_the_training_goes_on(made, fault):
-    """I8, I12"""
-    check(made, fault)
+class TestLightning(Disturbed):
+    trainings = ("lightning", "lightning-link", "lightning-async")

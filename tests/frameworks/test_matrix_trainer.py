@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer, disturbed in a save, on two nodes' mounts; see `matrix`.
+"""The Hugging Face Trainer, disturbed in a save, on two nodes' mounts; see `cases`.
 
 Needs `pip install --group frameworks`.
 """
@@ -6,23 +6,10 @@ Needs `pip install --group frameworks`.
 from __future__ import annotations
 
 import pytest
-from tests.frameworks.cases import check, prepared
-from tests.frameworks.matrix import FAULTS
+from tests.frameworks.cases import DisturbedBesideRaw
 
 pytestmark = [pytest.mark.fuse, pytest.mark.torch, pytest.mark.slow, pytest.mark.full]
 
 
-@pytest.fixture(scope="module", params=["trainer"])
-def made(request, require, tmp_path_factory):
-    with prepared(request.param, require, tmp_path_factory) as cases:
-        yield cases
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_only_whole_checkpoints_are_seen_and_the_training_goes_on(made, fault):
-    """I8, I12"""
-    check(made, fault)
-
-
-def test_the_same_observer_finds_what_must_not_be_seen_on_a_raw_directory(made):
-    assert made.case("raw", "late").wrong
+class TestTrainer(DisturbedBesideRaw):
+    trainings = ("trainer",)
