@@ -19,7 +19,7 @@ from ckptgate.model.closure import ExpectedSet
 
 __all__ = ["Accelerate"]
 
-_RANDOM: Final = re.compile(r"random_states_([0-9]+)\.pkl")
+_RANDOM: Final = re.compile(r"random_states_(?P<rank>[0-9]+)\.pkl")
 _CUSTOM: Final = re.compile(r"custom_checkpoint_([0-9]{1,4})\.pkl")
 _ROWS: Final = (
     ("model", ".safetensors"),

@@ -78,10 +78,12 @@ class Inventory:
 
     Attributes:
         parts: what is there -> the files that hold it, sorted.
+        ranks: of what each rank keeps in a file of its own -> the ranks whose is there, sorted.
         step: of the training, None where nothing says it.
     """
 
     parts: Mapping[Part, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    ranks: Mapping[Part, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
     step: int | None = None
 
 

@@ -17,7 +17,7 @@ from ckptgate.model.closure import ExpectedSet
 
 __all__ = ["Composer"]
 
-_FILE: Final = re.compile(r"(ep[0-9]+-ba[0-9]+-rank)([0-9]+)\.pt")
+_FILE: Final = re.compile(r"(ep[0-9]+-ba[0-9]+-rank)(?P<rank>[0-9]+)\.pt")
 
 
 class Composer(Layout):

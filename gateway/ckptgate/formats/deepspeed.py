@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final, cast
 
 from ckptgate.formats.base import CommitEvent, Inventory, Tree
@@ -76,18 +76,19 @@ class DeepSpeed(Layout):
 
     def inventory(self, tree: Tree) -> Inventory:
         """By names, and by what the first rank's model file has in it."""
-        found = dict(super().inventory(tree).parts)
+        named = super().inventory(tree)
+        found = dict(named.parts)
         step = None
         for folder, names in in_folders(tree.files(), _OWN).items():
             tag = _Tag(tree=tree, folder=folder, names=frozenset(names))
             path = next(iter(tag.model_files()), "")
             saved = tag.read(path) if path else None
-            step = number(value_of(saved, "global_steps"), 1 << 40)
+            step = number(value_of(saved, "global_steps"), 1 << 40) or step
             if value_of(saved, "lr_scheduler") is not None:
                 found["scheduler"] = (below(folder, path),)
             if value_of(saved, "optimizer") is not None:
                 found.setdefault("optimizer", (below(folder, path),))
-        return Inventory(parts=found, step=step)
+        return replace(named, parts=found, step=step)
 
 
 def _tag_name(tree: Tree, path: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 import msgspec
@@ -30,7 +30,7 @@ _ARGUMENTS: Final = "training_args.bin"
 _UNFINISHED: Final = "checkpoint-is-incomplete.txt"
 _ELSEWHERE: Final = re.compile(r"optimizer\.bin|rank[0-9]+-of-[0-9]+-optimizer\.pt")
 _NAME: Final = re.compile(r"checkpoint-[0-9]+")
-_RANDOM: Final = re.compile(r"rng_state(?:_([0-9]+))?\.pth")
+_RANDOM: Final = re.compile(r"rng_state(?:_(?P<rank>[0-9]+))?\.pth")
 _WEIGHTS: Final = re.compile(
     r"(?:model|adapter_model|pytorch_model|tf_model|flax_model)\S*\.(?:safetensors|bin|h5|msgpack)"
 )
@@ -102,12 +102,12 @@ class HfTrainer(Layout):
 
     def inventory(self, tree: Tree) -> Inventory:
         """By names, and the step from the state."""
-        parts = super().inventory(tree).parts
+        named = super().inventory(tree)
         step = None
         if STATE in tree.files():
             found = read_json(tree.open(STATE), STATE, _State).global_step
             step = found if found >= 0 else None
-        return Inventory(parts=parts, step=step)
+        return replace(named, step=step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

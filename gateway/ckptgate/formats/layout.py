@@ -11,7 +11,7 @@ from collections.abc import Collection
 from typing import ClassVar
 
 from ckptgate.formats.base import CommitEvent, FileOp, Inventory, Tree
-from ckptgate.formats.naming import PartNames, parts_of
+from ckptgate.formats.naming import PartNames, parts_of, ranks_of
 from ckptgate.model.closure import ExpectedSet
 
 __all__ = ["Layout"]
@@ -50,4 +50,5 @@ class Layout(ABC):
 
     def inventory(self, tree: Tree) -> Inventory:
         """By names."""
-        return Inventory(parts=parts_of(tree.files(), self.parts))
+        paths = tree.files()
+        return Inventory(parts=parts_of(paths, self.parts), ranks=ranks_of(paths, self.parts))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import replace
 from typing import ClassVar, Final
 
 from ckptgate.formats.base import CommitEvent, FileOp, Inventory, Part, Tree
@@ -84,7 +85,8 @@ class Megatron(Layout):
 
     def inventory(self, tree: Tree) -> Inventory:
         """By names, and for the old layout by what rank 0's file has in it."""
-        found = dict(super().inventory(tree).parts)
+        named = super().inventory(tree)
+        found = dict(named.parts)
         paths = [path for path in found.get("model", ()) if _LEGACY.fullmatch(path)]
         step = None
         if paths:
@@ -93,7 +95,7 @@ class Megatron(Layout):
             for key, part in _HELD:
                 if value_of(saved, key) is not None and part not in found:
                     found[part] = tuple(paths)
-        return Inventory(parts=found, step=step)
+        return replace(named, parts=found, step=step)
 
 
 def _legacy(tree: Tree) -> list[str]:

@@ -12,10 +12,22 @@ from typing import Final, TypeAlias
 
 from ckptgate.formats.base import Part
 
-__all__ = ["FAMILY_MAX", "PartNames", "below", "family", "gaps", "in_folders", "parts_of"]
+__all__ = [
+    "FAMILY_MAX",
+    "PartNames",
+    "below",
+    "family",
+    "gaps",
+    "in_folders",
+    "parts_of",
+    "ranks_of",
+]
 
 PartNames: TypeAlias = "tuple[tuple[Part, re.Pattern[str]], ...]"
-"""Which part of the training state files hold, by a pattern that their whole path matches."""
+"""Which part of the training state files hold, by a pattern that their whole path matches.
+
+Where each rank has a file of its own, a group `rank` is its number (none: there is one rank).
+"""
 
 FAMILY_MAX: Final = 65_536
 """A name that speaks of more files than this is not taken at its word."""
@@ -76,3 +88,15 @@ def parts_of(paths: Iterable[str], names: PartNames) -> Mapping[Part, tuple[str,
                 found.setdefault(part, []).append(path)
                 break
     return {part: tuple(held) for part, held in found.items()}
+
+
+def ranks_of(paths: Iterable[str], names: PartNames) -> Mapping[Part, tuple[int, ...]]:
+    """The ranks whose files these are, for the parts that each rank keeps for itself."""
+    found: dict[Part, set[int]] = {}
+    for path in paths:
+        for part, pattern in names:
+            if match := pattern.fullmatch(path):
+                if "rank" in pattern.groupindex:
+                    found.setdefault(part, set()).add(int(match["rank"] or 0))
+                break
+    return {part: tuple(sorted(ranks)) for part, ranks in found.items()}

@@ -17,7 +17,7 @@ from ckptgate.model.closure import ExpectedSet
 
 __all__ = ["Nvrx"]
 
-_LOCAL: Final = re.compile(r"(?:.*/)?(iter_[0-9]{7})_([0-9]+)_local\.pt")
+_LOCAL: Final = re.compile(r"(?:.*/)?(iter_[0-9]{7})_(?P<rank>[0-9]+)_local\.pt")
 _DIRTY: Final = re.compile(r"(?:.*/)?iter_[0-9]{7}_[0-9]+_local\.dirty\.pt")
 _OWN: Final = re.compile(r"(?:.*/)?iter_[0-9]{7}_[0-9]+_local(?:\.dirty)?\.pt")
 

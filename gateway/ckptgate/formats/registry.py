@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from ckptgate.errors import MissingError
+from ckptgate.formats import plain_files
 from ckptgate.formats.accelerate import Accelerate
 from ckptgate.formats.base import CommitEvent, FileOp, Format, Inventory, Part, Tree
 from ckptgate.formats.composer import Composer
@@ -132,16 +133,23 @@ def expected(known: Format, tree: Tree) -> ExpectedSet:
     )
 
 
-def inventory(known: Format, tree: Tree) -> Inventory:
-    """Which training state a checkpoint of that format holds, what is nested in it included.
+def inventory(known: Format | None, tree: Tree) -> Inventory:
+    """Which training state a checkpoint holds, what is nested in it included.
+
+    Args:
+        known: its format; None for unknown content, whose files are asked themselves.
+        tree: its files.
 
     Raises:
         IntegrityError: what says so is torn or hostile; names the file.
     """
+    if known is None:
+        return plain_files.inventory(tree)
     found = [known.inventory(tree)]
     found += [part.inventory(tree) for part in NESTED if part is not known]
     step = next((each.step for each in found if each.step is not None), None)
-    return Inventory(parts=_joined(each.parts for each in found), step=step)
+    ranks = {part: held for each in reversed(found) for part, held in each.ranks.items()}
+    return Inventory(parts=_joined(each.parts for each in found), ranks=ranks, step=step)
 
 
 def _joined(parts: Iterable[Mapping[Part, tuple[str, ...]]]) -> dict[Part, tuple[str, ...]]:

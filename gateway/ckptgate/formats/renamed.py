@@ -17,8 +17,8 @@ from ckptgate.model.closure import ExpectedSet
 
 __all__ = ["Fairseq2", "Olmo"]
 
-_TRAIN: Final = re.compile(r"train/rank[0-9]+\.pt")
-_TRAINER: Final = re.compile(r"trainer/rank_[0-9]{2,}\.pt")
+_TRAIN: Final = re.compile(r"train/rank(?P<rank>[0-9]+)\.pt")
+_TRAINER: Final = re.compile(r"trainer/rank_(?P<rank>[0-9]{2,})\.pt")
 _SHARDED: Final = re.compile(r"(model|optimizer)/pp_([0-9]{2,})/tp_([0-9]{2,})/sdp_([0-9]{2,})\.pt")
 _COUNT_MAX: Final = 100_000
 

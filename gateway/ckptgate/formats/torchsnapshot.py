@@ -38,7 +38,7 @@ class TorchSnapshot(Layout):
     name = "torchsnapshot"
     own: ClassVar[re.Pattern[str]] = re.compile(r"\.snapshot_metadata")
     parts: ClassVar[PartNames] = (
-        ("rng", re.compile(r".*/rng_state.*")),
+        ("rng", re.compile(r"(?P<rank>[0-9]+)/(?:.*/)?rng_state.*")),
         ("optimizer", re.compile(r"[^/]+/optim\w*/.*")),
         ("model", re.compile(r"[^/]+/(?:model|app)\w*/.*")),
     )

@@ -99,6 +99,27 @@ def test_what_state_a_checkpoint_holds_is_told_without_loading_it(
     assert parts(which) == state
 
 
+@pytest.mark.parametrize(
+    ("which", "ranks"),
+    [
+        ("hf trainer", {"rng": (0, 1)}),
+        ("hf trainer, one rank", {"rng": (0,)}),
+        ("accelerate", {"rng": (0, 1)}),
+        ("composer", {"model": (0, 1)}),
+        ("fairseq2", {"trainer": (0, 1)}),
+        ("nvrx", {"model": (0, 1)}),
+        ("olmo", {"trainer": (0, 1)}),
+        ("hf weights", {}),
+    ],
+)
+def test_whose_files_of_a_state_are_there_is_told(
+    which: str, ranks: dict[str, tuple[int, ...]]
+) -> None:
+    layout = LAYOUTS[which]()
+    known = registry.recognise(layout.files, layout.name)
+    assert registry.inventory(known, MemoryTree(layout.files)).ranks == ranks
+
+
 def test_the_step_is_read_where_a_file_says_it() -> None:
     for files, name, step in (
         (hf_trainer(), "checkpoint-4", 4),

@@ -11,8 +11,15 @@ import msgspec
 
 from ckptgate.app.commands.checkpoint import committed, locate, log_of, record_at
 from ckptgate.app.commands.options import add_store_options, store_options
-from ckptgate.app.commands.output import add_json, human_bytes, print_json, print_rows
+from ckptgate.app.commands.output import (
+    add_json,
+    human_bytes,
+    print_json,
+    print_rows,
+    printable,
+)
 from ckptgate.app.locate import Place, locate_run
+from ckptgate.engine.held import HeldPart, HeldState, held_state
 from ckptgate.engine.manifests import load_manifest
 from ckptgate.engine.verify import verify_checkpoint
 from ckptgate.errors import ExitCode
@@ -92,12 +99,14 @@ def _show(args: argparse.Namespace) -> int:
     place = locate(args)
     with place.opened() as store:
         manifest, at = committed(args, store, place)
+        held = held_state(store, place.run, manifest)
     if args.json:
-        print_json(msgspec.json.decode(encode(manifest)))
+        print_json({**msgspec.json.decode(encode(manifest)), "holds": _held_json(held)})
         return ExitCode.OK
     print(f"{manifest.name}  attempt {manifest.attempt}  committed {at}")
     print(f"sealed by {manifest.event}  format {manifest.format_name or 'unknown'}")
     print(f"members {', '.join(manifest.members)}  generation {manifest.generation}")
+    print(f"holds {_held_text(held)}")
     for line in _saved_by_lines(manifest):
         print(line)
     print_rows(
@@ -109,6 +118,33 @@ def _show(args: argparse.Namespace) -> int:
         ],
     )  # fmt: skip
     return ExitCode.OK
+
+
+def _held_json(held: HeldState) -> dict[str, Any]:
+    """The training state as JSON values."""
+    parts = {part: dataclasses.asdict(how) for part, how in held.parts.items()}
+    rest = {"step": held.step, "world_size": held.world_size, "problem": held.problem}
+    return {"parts": parts, **rest}
+
+
+def _held_text(held: HeldState) -> str:
+    """The training state on one line."""
+    if held.problem:
+        return printable(f"what can't be told: {held.problem}")
+    words = [_part_text(part, how, held.world_size) for part, how in held.parts.items()]
+    if held.step is not None:
+        words.append(f"step {held.step}")
+    return ", ".join(words) or "no training state that is known by its names"
+
+
+def _part_text(part: str, how: HeldPart, world_size: int | None) -> str:
+    if how.ranks and world_size is not None:
+        # Of a larger world that the job once had files may be left.
+        there = sum(rank < world_size for rank in how.ranks)
+        return f"{part} (ranks: {there} of {world_size})"
+    if how.ranks:
+        return f"{part} (ranks: {len(how.ranks)})"
+    return f"{part} (files: {len(how.files)})"
 
 
 def _saved_by(manifest: Manifest) -> dict[str, Any] | None:
