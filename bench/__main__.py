@@ -24,6 +24,7 @@ SUBJECTS = (
     "latency",
     "commit_large",
     "commit_many",
+    "gating",
     "requests",
     "memory",
     "idle",

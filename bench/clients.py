@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,14 @@ _START_S = 0.01
 class Worker:
     """One client process. One request at a time.
 
-    It is of the session that this process is of, so both see the same unfinished checkpoints.
+    It is of the session that this process is of, so both see the same unfinished checkpoints,
+    unless *environment* has a job of its own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-I", worker.__file__],
+            env=os.environ | dict(environment or {}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -82,9 +85,9 @@ def together(requests: list[tuple[Worker, dict[str, Any]]]) -> float:
 
 
 @contextlib.contextmanager
-def workers(count: int = 1) -> Iterator[list[Worker]]:
+def workers(count: int = 1, environment: Mapping[str, str] | None = None) -> Iterator[list[Worker]]:
     """So many clients, until the block ends."""
-    made = [Worker() for _ in range(count)]
+    made = [Worker(environment) for _ in range(count)]
     try:
         yield made
     finally:

@@ -29,6 +29,31 @@ def _write(path: str, call: int, size: int) -> None:
     os.close(fd)
 
 
+def _copy(source: str, path: str, call: int) -> None:
+    """Create a file with another one's bytes, without fsync."""
+    buffer = bytearray(call)
+    view = memoryview(buffer)
+    _begin()
+    with open(source, "rb", buffering=0) as bytes_of:
+        fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o644)
+        while count := bytes_of.readinto(buffer):
+            os.write(fd, view[:count])
+        os.close(fd)
+
+
+def _make(directory: str) -> None:
+    """Make a directory, unless it is there."""
+    _begin()
+    os.makedirs(directory, exist_ok=True)
+
+
+def _text(path: str, text: str) -> None:
+    """Write a small text in place."""
+    _begin()
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
 def _read(path: str, call: int) -> None:
     """Read a file to its end."""
     vector = [bytearray(call)]
@@ -113,6 +138,9 @@ def _commit(directory: str) -> None:
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "write": _write,
+    "copy": _copy,
+    "make": _make,
+    "text": _text,
     "read": _read,
     "map": _map,
     "create": _create,
