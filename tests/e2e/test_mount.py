@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.harness import Gateway, cli, cluster, job, until
+from tests.unit.formats.builders import hf_trainer
 
 pytestmark = [pytest.mark.fuse]
 
@@ -210,3 +211,28 @@ def test_every_reading_command_has_json(tmp_path: Path):
             allowed = {0} if len(words) > 1 else {0, 2, 3}
             assert done.returncode in allowed, (words, done.stderr)
             json.loads(done.stdout)
+
+
+def test_show_says_which_training_state_a_checkpoint_holds(tmp_path: Path):
+    """The Trainer's own last file commits it; nobody says anything to the gateway."""
+    with cluster(tmp_path) as c:
+        (node,) = c.nodes
+        path = node.mnt / "run/checkpoint-4"
+        path.mkdir(parents=True)
+        files = hf_trainer(ranks=2)
+        for name in sorted(files, key="trainer_state.json".__eq__):
+            (path / name).write_bytes(files[name])
+        until("the commit", lambda: (c.store / "run/checkpoint-4").is_dir())
+        shown = cli("show", path)
+        assert shown.returncode == 0, shown.stderr
+        words = (
+            "holds model (files: 1), optimizer (files: 1), rng (ranks: 2 of 2),"
+            " scheduler (files: 1), trainer (files: 1), step 4"
+        )
+        assert words in shown.stdout
+        held = json.loads(cli("show", c.store / "run/checkpoint-4", "--json").stdout)["holds"]
+        assert held["parts"]["rng"] == {
+            "files": ["rng_state_0.pth", "rng_state_1.pth"],
+            "ranks": [0, 1],
+        }
+        assert (held["step"], held["world_size"], held["problem"]) == (4, 2, "")
