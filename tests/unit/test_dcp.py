@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.formats.builders import dcp_metadata
 
 from ckptgate.errors import IntegrityError, MissingError
 from ckptgate.formats import registry
@@ -95,6 +96,26 @@ def test_attached_plans_of_all_ranks_give_the_world_size(saved: dict[str, bytes]
     metadata = metadata_of(saved[".metadata"])
     metadata.all_local_plans = [{"rank": rank} for rank in range(6)]
     assert read_metadata(BytesView(pickle.dumps(metadata)), "m").world_size == 6
+
+
+def test_a_metadata_is_read_once_however_often_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each new vote asks again; other bytes are other metadata, whatever their name."""
+    times: list[str] = []
+
+    def counted(data: bytes, **words: Any) -> object:
+        times.append(words["subject"])
+        return read_inert(data, **words)
+
+    monkeypatch.setattr("ckptgate.formats.dcp.read_inert", counted)
+    one, two = (dcp_metadata({f"__{rank}_0.distcp": 4}) for rank in (8, 9))
+    for data in (one, two, one, two):
+        said = read_metadata(BytesView(data), "m")
+        assert said.files == {f"__{8 if data == one else 9}_0.distcp": 4}
+    assert len(times) == 2
+    for _ in range(2):
+        with pytest.raises(IntegrityError):
+            read_metadata(BytesView(one[:-1]), "m")
+    assert len(times) == 4, "what can't be read is refused each time"
 
 
 @pytest.mark.torch

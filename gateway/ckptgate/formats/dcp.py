@@ -5,13 +5,17 @@ it is read as inert values only, and may name nothing but what DCP writes there.
 the arrival of `.metadata` at the top: rank 0 writes it after it has heard of every rank's writes. A
 nested one (`model/.metadata`) is no event: others may follow it. torchtitan's, Composer's sharded
 and ByteCheckpoint's checkpoints are such ones; the last names its own by a tracker, once every rank
-is done. No state; any thread.
+is done. Kept are the last few metadata that were read, by their bytes: the set is asked for again
+with each vote, and reading one takes as long as thousands of names do. Any thread.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Collection, Iterator
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final, cast
 
@@ -62,6 +66,8 @@ _BUILTINS: Final = frozenset(
 )
 _STORAGE_INFO: Final = "torch.distributed.checkpoint.filesystem._StorageInfo"
 _MAX_OFFSET: Final = 1 << 62
+RECENT_MAX: Final = 4
+"""Metadata that are kept as they were read (a ByteCheckpoint has three)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +81,7 @@ class DcpMetadata:
         is_megatron: Megatron-core wrote it.
     """
 
-    files: dict[str, int]
+    files: Mapping[str, int]
     world_size: int | None
     keys: tuple[str, ...] = ()
     is_megatron: bool = False
@@ -197,6 +203,39 @@ def read_metadata(view: FileView, path: str) -> DcpMetadata:
         msg = f"metadata {path} has {view.size} bytes, limit {MAX_PICKLE_BYTES}"
         raise IntegrityError(msg, subject=path)
     data = read_exact(view, 0, view.size, f"metadata {path}")
+    digest = hashlib.blake2b(data, digest_size=32).digest()
+    said = _RECENT.find(digest)
+    if said is None:
+        said = _read(data, path)
+        _RECENT.keep(digest, said)
+    return said
+
+
+class _Recent:
+    """What was read last, by the digest of its bytes."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._read: OrderedDict[bytes, DcpMetadata] = OrderedDict()
+
+    def find(self, digest: bytes) -> DcpMetadata | None:
+        with self._lock:
+            if digest in self._read:
+                self._read.move_to_end(digest)
+            return self._read.get(digest)
+
+    def keep(self, digest: bytes, said: DcpMetadata) -> None:
+        with self._lock:
+            self._read[digest] = said
+            while len(self._read) > self._most:
+                self._read.popitem(last=False)
+
+
+_RECENT: Final = _Recent(RECENT_MAX)
+
+
+def _read(data: bytes, path: str) -> DcpMetadata:
     value = read_inert(data, is_allowed=_is_allowed, is_kept=_is_kept, subject=path)
     if not isinstance(value, Inert) or not value.name.endswith("Metadata"):
         msg = f"metadata {path} does not hold a Metadata object"
