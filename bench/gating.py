@@ -7,20 +7,19 @@ under names that mean nothing, which an explicit commit seals.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from bench import gated, machine, mounts
 from bench.clients import Worker, workers
 from bench.pairs import alternate, ratios
 from bench.plan import GIB, MIB, Plan
 from bench.report import Figure, spread
-from ckptgate.app.asking import ask
-from ckptgate.app.registry import find_mount
 from ckptgate.engine.digest import SpoolView
 from ckptgate.formats import registry
 from ckptgate.formats.containers import check_container
@@ -138,18 +137,19 @@ def _save(plan: Plan, sources: Path, *, is_known: bool) -> tuple[float, float, f
         directory = mount.path / ("global_step1" if is_known else "step-1")
         directory.mkdir()
         for rank in range(gated.RANKS):
-            name = PARTITION.format(rank=rank) if is_known else f"shard-{rank}.dat"
-            _copy(one[0], sources / "partition", directory / name)
-        _copy(one[0], sources / "model", directory / (MODEL if is_known else "model.dat"))
+            last = directory / (PARTITION if is_known else "shard-{rank}.dat").format(rank=rank)
+            _copy(one[0], sources / "partition", last)
+            if rank == 0:
+                _copy(one[0], sources / "model", directory / (MODEL if is_known else "model.dat"))
         if is_known:
             (mount.path / "latest").write_text(directory.name)
         else:
             one[0].seconds("commit", directory=directory)
+        stored = _stored_at(one[0], last)
         mounts.until("it is published", (mount.store / directory.name).exists)
         took = time.monotonic() - began
         machine.wait_idle(mount.processes)
-        stored, committed = _ends(mount, directory.name)
-        return took, _cpu_s(mount) - cpu, committed - stored
+        return took, _cpu_s(mount) - cpu, max(0.0, _committed_at(mount.store) - stored)
 
 
 def _late(plan: Plan) -> Iterator[Figure]:
@@ -186,14 +186,15 @@ def _late_one(plan: Plan, sources: Path, job: str) -> float:
             directory = node.path / "global_step1"
             client.seconds("make", directory=directory)
             for rank in range(at * half, (at + 1) * half):
-                _copy(client, sources / "partition", directory / PARTITION.format(rank=rank))
+                last = directory / PARTITION.format(rank=rank)
+                _copy(client, sources / "partition", last)
             if at == 0:
                 _copy(client, sources / "model", directory / MODEL)
                 client.seconds("text", path=node.path / "latest", text="global_step1")
                 time.sleep(late_s)
+        stored = _stored_at(clients[1], last)
         mounts.until("it is published", (base / "store" / "global_step1").exists)
-        ends = [_ends(node, "global_step1") for node in nodes]
-        return min(end for _, end in ends) - max(stored for stored, _ in ends)
+        return max(0.0, _committed_at(base / "store") - stored)
 
 
 def _copy(client: Worker, source: Path, path: Path) -> None:
@@ -204,20 +205,15 @@ def _cpu_s(mount: mounts.Mount) -> float:
     return machine.cpu_s(mount.server) + machine.cpu_s(mount.publisher)
 
 
-def _ends(mount: mounts.Mount, name: str) -> tuple[float, float]:
-    """When the node's files of a checkpoint were all verified in the store, and when it knew of the
-    COMMIT; seconds since the epoch."""
-    row: dict[str, Any] = {}
+def _stored_at(client: Worker, path: Path) -> float:
+    """When the store had a file, verified; seconds since the epoch."""
+    client.begin("stored", path=path)
+    found: float = client.end()["result"]
+    return found
 
-    def is_known() -> bool:
-        info = find_mount(str(mount.path))
-        assert info is not None
-        found = [a for a in ask(info, {"op": "status"})["attempts"] if a["name"] == name]
-        row.update(found[-1] if found else {})
-        return bool(row.get("committed_at"))
 
-    mounts.until("the node knows of the COMMIT", is_known, 60)
-    phases = row["phases"]
-    began = datetime.fromisoformat(row["created_at"]).timestamp()
-    stored = began + phases["staging"] + phases["digest"] + phases["upload"]
-    return stored, stored + phases["vote"] + phases["commit"]
+def _committed_at(store: Path) -> float:
+    """When the COMMIT was written; seconds since the epoch."""
+    records = [json.loads(path.read_bytes()) for path in (store / ".ckptgate/log").iterdir()]
+    (at,) = (record["at"] for record in records if record["entry"]["type"] == "COMMIT")
+    return datetime.fromisoformat(at).timestamp()

@@ -54,6 +54,14 @@ def _text(path: str, text: str) -> None:
         file.write(text)
 
 
+def _stored(path: str) -> float:
+    """Wait until the store has a file, verified; seconds since the epoch."""
+    _begin()
+    while os.getxattr(path, "user.ckptgate.stored") != b"yes":
+        time.sleep(0.005)
+    return time.time()
+
+
 def _read(path: str, call: int) -> None:
     """Read a file to its end."""
     vector = [bytearray(call)]
@@ -141,6 +149,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "copy": _copy,
     "make": _make,
     "text": _text,
+    "stored": _stored,
     "read": _read,
     "map": _map,
     "create": _create,
