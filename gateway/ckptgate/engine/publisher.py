@@ -121,6 +121,7 @@ class Publisher:
         self._said: dict[str, str] = {}
         self._followed_at: dict[str, float] = {}
         self._is_busy = False
+        self._is_deciding = False
         self._durable_at = clock.monotonic()
 
     def step(self) -> bool:
@@ -139,6 +140,7 @@ class Publisher:
         did = self._guard_all("digests", self._stager.step) or did
         did = self._guard_all("uploads", self._uploader.step) or did
         self._is_busy = False
+        self._is_deciding = False
         for run in self._runs():
             did = self._guard_all(f"run {run or '/'}", partial(self._step_run, run)) or did
         self._is_busy = self._is_busy or bool(self._undecided())
@@ -161,7 +163,10 @@ class Publisher:
             elif self._is_busy:
                 # A look at very many files takes its time: it is done less often then. And while
                 # nothing moves, many members must not all ask the store five times a second.
-                still_s = min(_STILL_SHARE * (began - moved_at), self._settings.idle_interval_s)
+                most_s = self._settings.idle_interval_s
+                if self._is_deciding:
+                    most_s = min(most_s, self._settings.decide_interval_s)
+                still_s = min(_STILL_SHARE * (began - moved_at), most_s)
                 pause_s = max(self._settings.busy_interval_s, still_s, _PAUSE_FACTOR * took_s)
             else:
                 pause_s = self._settings.idle_interval_s
@@ -240,6 +245,7 @@ class Publisher:
             did = self._guard("vote", row, self._voter.step) or did
             self._guard("phases", row, self._note_phases)
             did = self._guard("decide", row, self._decider.step) or did
+            self._is_deciding = self._is_deciding or self._decider.is_mine(row)
         others = partial(self._decider.step_others, run)
         did = self._guard_all(f"others in {run or '/'}", others) or did
         self._is_busy = self._is_busy or self._has_undecided(log)

@@ -23,7 +23,9 @@ class PublisherSettings:
         live_interval_s: between copies of a live file that grows.
         idle_interval_s: between looks at the logs when nothing is under way.
         busy_interval_s: between passes while something is undecided here.
-        vote_interval_s: between votes that aren't final.
+        decide_interval_s: between passes at most, while others' files are all that this member
+            waits for with a decision that is its own.
+        vote_interval_s: between votes that aren't final, while more is to come.
         retry_first_s, retry_max_s: wait after a failure of the store, doubled up to the maximum.
         digest_threads, upload_threads: how many files are digested or uploaded at once.
         job_wait_s: how long one pass waits for digests and uploads before it goes on without them.
@@ -51,6 +53,7 @@ class PublisherSettings:
     live_interval_s: float = 2.0
     idle_interval_s: float = 2.0
     busy_interval_s: float = 0.2
+    decide_interval_s: float = 0.4
     vote_interval_s: float = 1.0
     retry_first_s: float = 0.2
     retry_max_s: float = 30.0

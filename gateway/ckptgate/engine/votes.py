@@ -356,7 +356,11 @@ class Voter:
             return True
         if set(last.vote.committed_ranks) != set(self._spool.rank_commits(row.id)):
             return True
-        return self._clock.monotonic() - last.at >= self._settings.vote_interval_s
+        since_s = self._clock.monotonic() - last.at
+        if since_s >= self._settings.vote_interval_s:
+            return True
+        # Nothing more is known to come: who waits for these files hears of them at once.
+        return since_s >= self._settings.busy_interval_s and self._is_quiet(row)
 
     def _last(self, row: AttemptRow) -> _Written | None:
         """The last vote in the store; after a restart it is read back."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 
 import pytest
@@ -73,6 +74,46 @@ def test_a_rank_that_is_late_on_another_node_is_waited_for(cluster: Cluster) -> 
     cluster.settle()
     cluster.check_invariants()
     assert LATE in cluster.files("checkpoint-4")
+
+
+def test_who_decides_looks_often_however_long_the_others_take(cluster: Cluster) -> None:
+    a, b = cluster.node("a"), cluster.node("b")
+    row = a.begin("checkpoint-4", world_size=2)
+    write(a, row, without(hf_trainer(), LATE))
+    early(a, row)
+    write(b, b.begin("checkpoint-4", world_size=2), {"tokenizer.json": b"{}"}, rank=1)
+    cluster.settle(rounds=5)
+
+    def longest_pause(node: StagedNode) -> float:
+        stop, pauses = threading.Event(), [0.0]
+
+        def sleep(pause_s: float) -> None:
+            pauses.append(pause_s)
+            cluster.clock.advance(pause_s)
+            if sum(pauses) > 40:
+                stop.set()
+
+        node.publisher.run(stop, sleep)
+        return max(pauses)
+
+    assert longest_pause(a) == cluster.settings.decide_interval_s
+    assert longest_pause(b) == cluster.settings.idle_interval_s
+
+
+def test_a_node_tells_of_its_last_file_at_once(cluster: Cluster) -> None:
+    """Between votes that aren't final there is a second, but only while more is to come."""
+    node = cluster.node("a")
+    row = node.begin("checkpoint-4", world_size=2)
+    write(node, row, {"tokenizer.json": b"{}"})
+    cluster.settle(rounds=3, tick_s=0.1)
+    votes = node.fresh(row).votes_count
+    file = node.write(row, "model.bin", b"x", is_open=True)
+    write(node, row, {"config.json": b"{}"})
+    cluster.settle(rounds=4, tick_s=0.1)
+    assert node.fresh(row).votes_count == votes
+    node.close_file(file)
+    cluster.settle(rounds=3, tick_s=0.1)
+    assert node.fresh(row).votes_count == votes + 1
 
 
 def test_the_marker_of_a_whole_checkpoint_commits_at_once(cluster: Cluster) -> None:
