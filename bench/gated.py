@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from tests.unit.formats.builders import arguments, dcp_metadata
+from tests.unit.formats.builders import arguments
 
-__all__ = ["CHECKPOINTS", "RANKS", "SHARD_TENSORS", "model_states", "optimizer_states"]
+__all__ = ["BY_TORCH", "CHECKPOINTS", "RANKS", "SHARD_TENSORS", "model_states", "optimizer_states"]
 
 RANKS: Final = 8
 TENSORS: Final = 300
@@ -85,17 +85,36 @@ def deepspeed(folder: Path) -> str:
 
 
 def dcp(folder: Path) -> str:
-    """FSDP: each tensor of model and optimizer is split over all ranks."""
-    item = folder / "item"
-    torch_zip(item, {}, tensors=1, size=4096)
-    data = item.read_bytes() * (3 * TENSORS // 10)
-    item.unlink()
-    shards = [f"__{rank}_0.distcp" for rank in range(RANKS)]
-    for shard in shards:
-        (folder / shard).write_bytes(data)
-    keys = tuple(f"model.layers.{n}.weight" for n in range(3 * TENSORS))
-    chunks = {shard: len(data) for shard in shards}
-    (folder / ".metadata").write_bytes(dcp_metadata(chunks, keys=keys, pieces=3 * TENSORS))
+    """FSDP: each tensor of model and optimizer is split over all ranks; its metadata by torch."""
+    import torch
+    from torch.distributed.checkpoint import metadata as dcp_metadata
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+
+    each = 4096
+    torch_zip(folder / "item", {}, tensors=1, size=each)
+    data = (folder / "item").read_bytes()
+    (folder / "item").unlink()
+    size = torch.Size([RANKS * 512, 4])
+    properties = dcp_metadata.TensorProperties(dtype=torch.bfloat16)
+    tensors: dict[str, Any] = {}
+    stored: dict[Any, Any] = {}
+    for number in range(3 * TENSORS):
+        name = f"model.layers.{number // 9}.part{number % 9}.weight"
+        starts = [torch.Size([rank * 512, 0]) for rank in range(RANKS)]
+        chunks = [
+            dcp_metadata.ChunkStorageMetadata(offsets=start, sizes=torch.Size([512, 4]))
+            for start in starts
+        ]
+        tensors[name] = dcp_metadata.TensorStorageMetadata(
+            properties=properties, size=size, chunks=chunks
+        )
+        for rank, start in enumerate(starts):
+            place = _StorageInfo(f"__{rank}_0.distcp", number * len(data), len(data))
+            stored[dcp_metadata.MetadataIndex(name, start)] = place
+    for rank in range(RANKS):
+        (folder / f"__{rank}_0.distcp").write_bytes(data * (3 * TENSORS))
+    saved = dcp_metadata.Metadata(state_dict_metadata=tensors, storage_data=stored)
+    (folder / ".metadata").write_bytes(pickle.dumps(saved))
     return "step-1"
 
 
@@ -125,3 +144,5 @@ CHECKPOINTS: Final[dict[str, Callable[[Path], str]]] = {
     "Hugging Face Trainer": trainer,
 }
 """Each writes its files to a directory and returns how the checkpoint would be called."""
+BY_TORCH: Final = frozenset({"DCP"})
+"""Those that need PyTorch."""

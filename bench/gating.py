@@ -7,6 +7,7 @@ under names that mean nothing, which an explicit commit seals.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import time
@@ -40,6 +41,8 @@ PARTITION: Final = "zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
 def run(plan: Plan) -> Iterator[Figure]:
     """CPU of each file in process; then saves through mounts."""
     for title, write in gated.CHECKPOINTS.items():
+        if title in gated.BY_TORCH and not importlib.util.find_spec("torch"):
+            continue
         with mounts.scratch(plan.memory.path) as base:
             name = write(base)
             values = [_cpu_ms(base, name) for _ in range(max(3, plan.sizes.pairs))]

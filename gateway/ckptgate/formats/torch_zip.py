@@ -13,7 +13,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from ckptgate.formats.base import FileView, damaged, read_exact
 
@@ -35,11 +35,13 @@ MAX_RECORDS: Final = 1_000_000
 CRC_RECORD_BYTES: Final = 1024 * 1024
 """Records up to this size are compared with their CRC-32,"""
 CRC_BYTES: Final = 4 * 1024 * 1024
-"""as far as this goes; each counts for a page at least."""
+"""as far as this goes; each counts for 16 KiB at least, as reading it takes its time."""
 ZIP_MAGICS: Final = (b"PK\x03\x04", b"PK\x05\x06")
 """How an archive starts: a record, or (empty archive) the end of the directory."""
 
-_PAGE: Final = 4096
+_CRC_SHARE: Final = 16 * 1024
+_PADDING: Final = 128
+"""More than torch puts before a record's bytes to align them."""
 # Deflate cannot shrink better than this, so a record that claims more is a bomb or damaged.
 _MAX_RATIO: Final = 1032
 _STORED, _DEFLATED = 0, 8
@@ -73,8 +75,9 @@ class _Directory:
     records: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Record:
+class _Record(NamedTuple):
+    """One of the directory's; there are thousands, and a tuple is made in no time."""
+
     name: bytes
     start: int
     stored: int
@@ -94,10 +97,14 @@ def check_zip(view: FileView) -> ZipSummary:
     floor, unread = 0, CRC_BYTES
     has_data_pkl, is_all_npy = False, directory.records > 0
     for record in _records(raw, directory):
-        floor = _check_record(view, record, floor, directory.start)
-        if record.size <= min(unread, CRC_RECORD_BYTES):
-            _check_crc(view, record, floor)
-            unread -= max(record.size, _PAGE)
+        # With a small record's header its bytes are read, too.
+        is_small = record.size <= min(unread, CRC_RECORD_BYTES) and record.method == _STORED
+        more = record.stored + _PADDING if is_small else 0
+        end, head = _check_record(view, record, floor, directory.start, more)
+        if is_small:
+            _check_crc(view, record, end, head)
+            unread -= max(record.size, _CRC_SHARE)
+        floor = end
         has_data_pkl = has_data_pkl or record.name.endswith(b"/data.pkl")
         is_all_npy = is_all_npy and record.name.endswith(b".npy")
     return ZipSummary(records=directory.records, has_data_pkl=has_data_pkl, is_all_npy=is_all_npy)
@@ -119,7 +126,7 @@ def read_stored(view: FileView, suffix: str, limit: int) -> bytes:
             if record.method != _STORED or record.size > limit:
                 msg = f"zip record {suffix!r}: {record.size} bytes by method {record.method}"
                 raise damaged(msg)
-            end = _check_record(view, record, 0, directory.start)
+            end, _ = _check_record(view, record, 0, directory.start)
             return read_exact(view, end - record.stored, record.size, f"zip record {suffix!r}")
     msg = f"zip has no record {suffix!r}"
     raise damaged(msg)
@@ -192,9 +199,8 @@ def _records(raw: bytes, directory: _Directory) -> Iterator[_Record]:
     """The directory's records; together they fill it exactly."""
     at = 0
     for number in range(directory.records):
-        where = f"zip directory record {number} at byte {directory.start + at}"
         if at + _CENTRAL.size > len(raw):
-            msg = f"{where} is cut off"
+            msg = f"{_entry(directory, number, at)} is cut off"
             raise damaged(msg)
         fields = _CENTRAL.unpack_from(raw, at)
         magic, _, _, _, method, _, _, crc, stored, size, name_len, extra_len, note_len = fields[:13]
@@ -202,25 +208,35 @@ def _records(raw: bytes, directory: _Directory) -> Iterator[_Record]:
         name_at = at + _CENTRAL.size
         after = name_at + name_len + extra_len + note_len
         if magic != b"PK\x01\x02" or after > len(raw):
-            msg = f"{where} is damaged"
+            msg = f"{_entry(directory, number, at)} is damaged"
             raise damaged(msg)
-        extra = raw[name_at + name_len : name_at + name_len + extra_len]
-        size, stored, start = _wide(extra, (size, stored, start), where)
+        if _U32 in (size, stored, start):
+            extra = raw[name_at + name_len : name_at + name_len + extra_len]
+            wide = _wide(extra, (size, stored, start))
+            if wide is None:
+                msg = f"{_entry(directory, number, at)} lacks its 64 bit sizes"
+                raise damaged(msg)
+            size, stored, start = wide
         if disk not in {0, _U16}:
-            msg = f"{where} is on another disk"
+            msg = f"{_entry(directory, number, at)} is on another disk"
             raise damaged(msg)
         name = raw[name_at : name_at + name_len]
-        yield _Record(name=name, start=start, stored=stored, size=size, method=method, crc=crc)
+        yield _Record(name, start, stored, size, method, crc)
         at = after
     if at != len(raw):
         msg = f"zip central directory has {len(raw) - at} bytes after its last record"
         raise damaged(msg)
 
 
-def _wide(extra: bytes, values: tuple[int, int, int], where: str) -> tuple[int, int, int]:
-    """Size, stored size and start, each taken from the zip64 extra where it does not fit."""
-    if _U32 not in values:
-        return values
+def _entry(directory: _Directory, number: int, at: int) -> str:
+    return f"zip directory record {number} at byte {directory.start + at}"
+
+
+def _wide(extra: bytes, values: tuple[int, int, int]) -> tuple[int, int, int] | None:
+    """Size, stored size and start, each taken from the zip64 extra where it does not fit.
+
+    None where the extra lacks them.
+    """
     at = 0
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<2H", extra, at)
@@ -228,16 +244,19 @@ def _wide(extra: bytes, values: tuple[int, int, int], where: str) -> tuple[int, 
             body = extra[at + 4 : at + 4 + length]
             wide = iter(struct.unpack(f"<{len(body) // 8}Q", body[: len(body) // 8 * 8]))
             size, stored, start = (next(wide, -1) if v == _U32 else v for v in values)
-            if min(size, stored, start) < 0:
-                break
-            return size, stored, start
+            return None if min(size, stored, start) < 0 else (size, stored, start)
         at += 4 + length
-    msg = f"{where} lacks its 64 bit sizes"
-    raise damaged(msg)
+    return None
 
 
-def _check_record(view: FileView, record: _Record, floor: int, ceiling: int) -> int:
-    """The first byte after *record*, which lies between *floor* and *ceiling*."""
+def _check_record(
+    view: FileView, record: _Record, floor: int, ceiling: int, more: int = 0
+) -> tuple[int, bytes]:
+    """The first byte after *record*, which lies between *floor* and *ceiling*.
+
+    Returns:
+        That, and the record's first bytes: its header, and up to *more*.
+    """
     if record.start < floor:
         msg = f"{_where(record)} overlaps the one before it, which ends at byte {floor}"
         raise damaged(msg)
@@ -247,27 +266,34 @@ def _check_record(view: FileView, record: _Record, floor: int, ceiling: int) -> 
     if record.method == _DEFLATED and record.size > record.stored * _MAX_RATIO + 64:
         msg = f"{_where(record)} claims {record.size} bytes from {record.stored}: not possible"
         raise damaged(msg)
-    header = read_exact(view, record.start, _LOCAL.size + len(record.name), "zip record's header")
-    fields = _LOCAL.unpack_from(header)
-    if fields[0] != b"PK\x03\x04" or header[_LOCAL.size :] != record.name:
+    length = _LOCAL.size + len(record.name)
+    head = view.read(record.start, length + more)
+    if len(head) < length:
+        msg = f"{_where(record)} has no header there"
+        raise damaged(msg)
+    fields = _LOCAL.unpack_from(head)
+    if fields[0] != b"PK\x03\x04" or head[_LOCAL.size : length] != record.name:
         msg = f"{_where(record)} has no header of that name there"
         raise damaged(msg)
     if fields[3] != record.method or fields[9] != len(record.name):
         msg = f"{_where(record)}: header and directory contradict each other"
         raise damaged(msg)
     extra_len: int = fields[10]
-    end = record.start + _LOCAL.size + len(record.name) + extra_len + record.stored
+    end = record.start + length + extra_len + record.stored
     if end > ceiling:
         msg = f"{_where(record)} ends at byte {end}, after the last possible one {ceiling}"
         raise damaged(msg)
-    return end
+    return end, head
 
 
-def _check_crc(view: FileView, record: _Record, end: int) -> None:
-    """Compare the bytes before *end* with the directory's CRC-32; 0 says that none was computed."""
-    if record.method != _STORED or not record.crc:
+def _check_crc(view: FileView, record: _Record, end: int, head: bytes) -> None:
+    """Compare a record's bytes, before *end*, with its CRC-32; 0 says that none was computed."""
+    if not record.crc:
         return
-    data = read_exact(view, end - record.stored, record.size, "zip record")
+    at = end - record.stored - record.start
+    data = memoryview(head)[at : at + record.size]
+    if len(data) < record.size:
+        data = memoryview(read_exact(view, end - record.stored, record.size, "zip record"))
     found = zlib.crc32(data)
     if found != record.crc:
         msg = f"{_where(record)} has the CRC-32 {found:08x}, the directory says {record.crc:08x}"

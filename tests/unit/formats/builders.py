@@ -55,13 +55,9 @@ def dcp_metadata(
     *,
     keys: tuple[str, ...] = ("model.w",),
     plans: int = 0,
-    pieces: int = 1,
     name: str = "torch.distributed.checkpoint.metadata\nMetadata",
 ) -> bytes:
-    """A DCP's metadata as a pickle that torch would read, made without torch.
-
-    Each file holds that many pieces.
-    """
+    """A DCP's metadata as a pickle that torch would read, made without torch."""
 
     def plain(value: object) -> bytes:
         return pickle.dumps(value, protocol=2)[2:-1]
@@ -71,19 +67,12 @@ def dcp_metadata(
 
     storage = [
         (
-            plain(f"key{n}.{piece}"),
+            plain(f"key{n}"),
             b"ctorch.distributed.checkpoint.filesystem\n_StorageInfo\n)\x81"
-            + plain(
-                {
-                    "relative_path": path,
-                    "offset": size // pieces * piece,
-                    "length": size // pieces,
-                }
-            )
+            + plain({"relative_path": path, "offset": 0, "length": size})
             + b"b",
         )
         for n, (path, size) in enumerate(files.items())
-        for piece in range(pieces)
     ]
     fields = [
         (plain("state_dict_metadata"), pairs([(plain(key), plain(None)) for key in keys])),
