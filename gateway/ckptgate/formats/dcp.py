@@ -11,10 +11,9 @@ with each vote, and reading one takes as long as thousands of names do. Any thre
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
-import threading
-from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final, cast
@@ -203,36 +202,33 @@ def read_metadata(view: FileView, path: str) -> DcpMetadata:
         msg = f"metadata {path} has {view.size} bytes, limit {MAX_PICKLE_BYTES}"
         raise IntegrityError(msg, subject=path)
     data = read_exact(view, 0, view.size, f"metadata {path}")
-    digest = hashlib.blake2b(data, digest_size=32).digest()
-    said = _RECENT.find(digest)
-    if said is None:
-        said = _read(data, path)
-        _RECENT.keep(digest, said)
-    return said
+    return _read_once(_Pickled(data), path)
 
 
-class _Recent:
-    """What was read last, by the digest of its bytes."""
+class _Pickled:
+    """A metadata's bytes, which are told by their digest once they were read."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._lock = threading.Lock()
-        self._read: OrderedDict[bytes, DcpMetadata] = OrderedDict()
+    __slots__ = ("_digest", "_left")
 
-    def find(self, digest: bytes) -> DcpMetadata | None:
-        with self._lock:
-            if digest in self._read:
-                self._read.move_to_end(digest)
-            return self._read.get(digest)
+    def __init__(self, data: bytes) -> None:
+        self._digest = hashlib.blake2b(data, digest_size=32).digest()
+        self._left = data
 
-    def keep(self, digest: bytes, said: DcpMetadata) -> None:
-        with self._lock:
-            self._read[digest] = said
-            while len(self._read) > self._most:
-                self._read.popitem(last=False)
+    def take(self) -> bytes:
+        """The bytes; they aren't kept."""
+        data, self._left = self._left, b""
+        return data
+
+    def __hash__(self) -> int:
+        return hash(self._digest)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Pickled) and other._digest == self._digest
 
 
-_RECENT: Final = _Recent(RECENT_MAX)
+@functools.lru_cache(maxsize=RECENT_MAX)
+def _read_once(pickled: _Pickled, path: str) -> DcpMetadata:
+    return _read(pickled.take(), path)
 
 
 def _read(data: bytes, path: str) -> DcpMetadata:

@@ -62,7 +62,7 @@ def _of_file(tree: Tree, path: str) -> tuple[set[Part], int | None]:
     saved: object = None
     if name.endswith(_TORCH):
         saved = read_torch_pickle(tree.open(path), path, _is_dict)
-    parts = _parts(_keys(saved))
+    parts: set[Part] = _parts(_keys(saved))
     if not parts and name.endswith((*_TORCH, ".safetensors")):
         parts = _parts([name.partition(".")[0]])
         if not parts and name.endswith(".safetensors"):
@@ -81,7 +81,10 @@ def _keys(saved: object) -> Iterator[str]:
 def _parts(words: Iterable[str]) -> set[Part]:
     found: set[Part] = set()
     for word in words:
-        found.update(next(([part] for part, fits in _WORDS if fits.fullmatch(word)), []))
+        for part, fits in _WORDS:
+            if fits.fullmatch(word):
+                found.add(part)
+                break
     return found
 
 

@@ -148,7 +148,9 @@ def inventory(known: Format | None, tree: Tree) -> Inventory:
     found = [known.inventory(tree)]
     found += [part.inventory(tree) for part in NESTED if part is not known]
     step = next((each.step for each in found if each.step is not None), None)
-    ranks = {part: held for each in reversed(found) for part, held in each.ranks.items()}
+    ranks: dict[Part, tuple[int, ...]] = {}
+    for each in reversed(found):
+        ranks |= each.ranks
     return Inventory(parts=_joined(each.parts for each in found), ranks=ranks, step=step)
 
 
