@@ -123,8 +123,14 @@ class Settling:
         if value is None or not self._is_still_said(pending, node):
             return False
         is_pointed = not self._is_folded(log, value)
-        if is_pointed and not self._point(log, pending, value):
-            return False
+        if is_pointed:
+            after = self._moved_on_to(pending)
+            if any(self._is_being_saved(log.run, row) for row in after):
+                # That one's COMMIT moves it on; a decision now would be newer than its SEAL.
+                return False
+            is_over = log.look(lambda state: any(row.target in state.current for row in after))
+            if not is_over and not self._point(log, pending, value):
+                return False
         return self._drop(log, pending, value) or is_pointed
 
     def _drop(self, log: RunLog, pending: PendingRow, value: PointerValue) -> bool:
@@ -187,6 +193,18 @@ class Settling:
         """Whether the pointer is meant for a newer attempt of that name, whose vote carries it."""
         rows = self._spool.attempts(run=run, name=pending.target, states=UNDECIDED)
         return any(row.job_key == pending.job_key for row in rows)
+
+    def _moved_on_to(self, pending: PendingRow) -> list[PendingRow]:
+        """The pointer's later values, by the same job."""
+        rows = self._spool.pending(parent=pending.parent, name=pending.name)
+        return [
+            row
+            for row in rows
+            if row.id > pending.id
+            and row.kind is PendingKind.POINTER
+            and row.job_key == pending.job_key
+            and row.ino is not None
+        ]
 
     def _is_folded(self, log: RunLog, value: PointerValue) -> bool:
         folded = log.look(lambda state: state.pointers.get(value.pointer))

@@ -111,6 +111,37 @@ def test_a_pointer_written_after_its_target_was_committed_is_a_decision(cluster:
     assert node.raw.pending() == []
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_pointer_written_after_its_commit_doesnt_outdo_the_next_one(
+    cluster: Cluster, is_lost: bool
+) -> None:
+    """I5: a decision of its own would be newer than the next checkpoint's SEAL.
+
+    A slow node's `latest` of step 1 came after that was committed, and step 2 is sealed already.
+    """
+    a, b = cluster.node("a"), cluster.node("b")
+    save(a, "step-1", {"a.txt": b"1"})
+    cluster.settle()
+    rows = [node.begin("step-2") for node in (a, b)]
+    for number, (node, row) in enumerate(zip((a, b), rows, strict=True)):
+        node.write(row, f"{number}.txt", b"2", rank=number, is_open=number == 1)
+    cluster.settle(rounds=3)
+    a.event(rows[0], "format", "marker")
+    a.point("latest", "step-1", content="step-1")
+    a.point("latest", "step-2", content="step-2")
+    cluster.settle()
+    assert cluster.state().attempts["step-2.0"].seal_index >= 0
+    assert set(cluster.state().current) == {"step-1"}
+    if is_lost:
+        a.publisher.request_abort(rows[0].id, "a test")
+    else:
+        b.close_file(b.raw.handles_of_attempt(rows[1].id)[0].file)
+    cluster.settle()
+    wanted = "step-1" if is_lost else "step-2"
+    assert cluster.store.pointer_content(RUN, "latest") == wanted
+    assert not [row for row in a.raw.pending() if row.target == wanted]
+
+
 def test_a_pointer_that_came_true_and_was_moved_on_by_another_job_is_not_taken_back(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
