@@ -87,7 +87,6 @@ class Decider:
         self._spool = node.spool
         self._logs = node.logs
         self._membership = node.membership
-        self._member = node.member
         self._voter = voter
         self._judge = judge
         self._sealer = sealer
@@ -122,16 +121,6 @@ class Decider:
         did = self._take_seal(row, view)
         fresh = self._spool.attempt(row.id)
         return self._finish(_Case(row.run, view, fresh)) or did
-
-    def is_mine(self, row: AttemptRow) -> bool:
-        """Whether it is for this member to say when it is whole.
-
-        It wrote the SEAL; or it will, as it has the early event, or rank 0 has committed here.
-        """
-        view = self._view(row.run, row.attempt) if row.attempt else None
-        if view is None:
-            return not row.event and (bool(row.detail) or 0 in self._spool.rank_commits(row.id))
-        return view.state in _OPEN_PHASES and view.sealed_by == self._member
 
     def step_others(self, run: str) -> bool:
         """Finish what other members sealed in *run* and left undecided; True if any moved."""

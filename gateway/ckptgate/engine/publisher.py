@@ -111,8 +111,8 @@ class Publisher:
         self._uploader = Uploader(node)
         self._voter = Voter(node)
         judge = Judge(store=store, logs=logs)
-        sealer = Sealer(node, voter=self._voter, judge=judge)
-        self._decider = Decider(node, voter=self._voter, judge=judge, sealer=sealer)
+        self._sealer = Sealer(node, voter=self._voter, judge=judge)
+        self._decider = Decider(node, voter=self._voter, judge=judge, sealer=self._sealer)
         self._publication = Publication(node, voter=self._voter)
         self._mirror = Mirror(node)
         self._evictor = Evictor(node)
@@ -245,7 +245,7 @@ class Publisher:
             did = self._guard("vote", row, self._voter.step) or did
             self._guard("phases", row, self._note_phases)
             did = self._guard("decide", row, self._decider.step) or did
-            self._is_deciding = self._is_deciding or self._decider.is_mine(row)
+            self._is_deciding = self._is_deciding or self._sealer.is_mine(row)
         others = partial(self._decider.step_others, run)
         did = self._guard_all(f"others in {run or '/'}", others) or did
         self._is_busy = self._is_busy or self._has_undecided(log)

@@ -77,6 +77,16 @@ class Sealer:
             return self._abandon(row, f"{why}: {row.reason}" if row.reason else why)
         return False
 
+    def is_mine(self, row: AttemptRow) -> bool:
+        """Whether it is for this member to say when an undecided attempt is whole.
+
+        It wrote the SEAL; or it will, as it has the early event, or rank 0 has committed here.
+        """
+        view = self._logs.get(row.run).look(lambda state: state.attempts.get(row.attempt))
+        if view is None:
+            return not row.event and (bool(row.detail) or 0 in self._spool.rank_commits(row.id))
+        return view.sealed_by == self._member
+
     def _is_fenced(self, row: AttemptRow) -> bool:
         if not is_shared_job(row.job_key):
             return False
