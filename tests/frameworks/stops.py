@@ -28,15 +28,16 @@ _BY_FD: Final = {
     77: "ftruncate", 296: "pwritev", 328: "pwritev2",
 }  # fmt: skip
 _BY_PATH: Final = {
-    76: "truncate", 82: "rename", 83: "mkdir", 84: "rmdir", 85: "creat", 87: "unlink",
+    76: "truncate", 83: "mkdir", 84: "rmdir", 85: "creat", 87: "unlink",
 }  # fmt: skip
-_BY_SECOND: Final = {88: "symlink"}
+_BY_SECOND: Final = {82: "rename", 88: "symlink"}
+_BY_TARGET: Final = {264: "renameat", 316: "renameat2"}
 _BY_DIR: Final = {
-    _OPENAT: "openat", 258: "mkdirat", 263: "unlinkat", 264: "renameat", 316: "renameat2",
+    _OPENAT: "openat", 258: "mkdirat", 263: "unlinkat",
 }  # fmt: skip
 _TO_FD: Final = {40: ("sendfile", 0), 326: ("copy_file_range", 2)}
 _SYMLINKAT: Final = 266
-_CALLS: Final = (*_BY_FD, *_BY_PATH, *_BY_SECOND, *_BY_DIR, *_TO_FD, _SYMLINKAT)
+_CALLS: Final = (*_BY_FD, *_BY_PATH, *_BY_SECOND, *_BY_TARGET, *_BY_DIR, *_TO_FD, _SYMLINKAT)
 _WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 _RECV, _SEND = 0xC0502100, 0xC0182101
@@ -195,6 +196,9 @@ def _operation(tid: int, nr: int, args: Sequence[int]) -> Op | None:
         return Op(_BY_PATH[nr], _path(tid, args[0]))
     if nr in _BY_SECOND:
         return Op(_BY_SECOND[nr], _path(tid, args[1]))
+    if nr in _BY_TARGET:
+        # What is renamed into the directory may come from elsewhere.
+        return Op(_BY_TARGET[nr], _path(tid, args[3], args[2]))
     if nr == _SYMLINKAT:
         return Op("symlinkat", _path(tid, args[2], args[1]))
     return Op(_BY_DIR[nr], _path(tid, args[1], args[0]))

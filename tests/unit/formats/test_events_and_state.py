@@ -167,6 +167,18 @@ def test_shards_of_an_older_number_are_not_waited_for_where_an_index_tells() -> 
     assert "model-00001-of-00003.safetensors" not in expected(files, "step-1")
 
 
+def test_a_rank_of_the_hf_writer_owes_each_file_that_the_names_speak_of() -> None:
+    """I8: it may have died between two of them, and nothing else would tell."""
+    names = [f"shard-0000{r}-model-0000{n}-of-00002.safetensors" for r in (1, 2) for n in (1, 2)]
+    for gone in names:
+        rest = dict.fromkeys((name for name in names if name != gone), safetensors_file())
+        assert gone in expected(rest, "step-4")
+    first = dict.fromkeys(names[::2], safetensors_file())
+    assert expected(first, "step-4") == set(names)
+    huge = {"shard-99999-model-00001-of-99999.safetensors": b"x"}
+    assert expected(huge, "step-4") == set(huge)
+
+
 def test_numbered_files_of_a_data_set_are_no_weights() -> None:
     files = hf_trainer(ranks=1) | {"data/train-00000-of-00003.bin": b"x"}
     assert not any("train-" in path for path in expected(files, "checkpoint-4"))
