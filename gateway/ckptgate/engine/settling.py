@@ -28,6 +28,7 @@ __all__ = ["REMOVAL_KEPT_S", "Settling", "settle"]
 
 _log = logging.getLogger(__name__)
 
+_NEXT_SEALED: Final = "the next checkpoint of the job is sealed: its COMMIT may move the pointer"
 REMOVAL_KEPT_S: Final = 60.0
 """How long a pointer that was removed stays so after the log gave it another value."""
 
@@ -126,7 +127,9 @@ class Settling:
         if is_pointed:
             after = self._moved_on_to(pending)
             if any(self._is_being_saved(log.run, row) for row in after):
-                # That one's COMMIT moves it on; a decision now would be newer than its SEAL.
+                # That one's COMMIT moves it on; a decision now could be newer than its SEAL.
+                return False
+            if log.look(lambda state: self._is_next_sealed(state, log.run, pending)):
                 return False
             is_over = log.look(lambda state: any(row.target in state.current for row in after))
             if not is_over and not self._point(log, pending, value):
@@ -194,6 +197,15 @@ class Settling:
         rows = self._spool.attempts(run=run, name=pending.target, states=UNDECIDED)
         return any(row.job_key == pending.job_key for row in rows)
 
+    def _is_next_sealed(self, state: RunState, run: str, pending: PendingRow) -> bool:
+        """Whether the same job has sealed a checkpoint that isn't decided.
+
+        Its COMMIT may move the pointer, and would not if a decision were newer than its SEAL.
+        """
+        rows = self._spool.attempts(run=run, states=UNDECIDED)
+        own = {row.attempt for row in rows if row.job_key == pending.job_key}
+        return not own.isdisjoint(state.undecided())
+
     def _moved_on_to(self, pending: PendingRow) -> list[PendingRow]:
         """The pointer's later values, by the same job."""
         rows = self._spool.pending(parent=pending.parent, name=pending.name)
@@ -224,6 +236,8 @@ class Settling:
             if is_shared and own is not None and own < state.generation:
                 # Of an incarnation that a newer one has replaced.
                 return None
+            if self._is_next_sealed(state, log.run, pending):
+                raise RefusedError(_NEXT_SEALED, subject=pending.name)
             return Point(pointer=value, reason="written after its target was committed")
 
         try:

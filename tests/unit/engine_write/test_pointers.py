@@ -111,9 +111,10 @@ def test_a_pointer_written_after_its_target_was_committed_is_a_decision(cluster:
     assert node.raw.pending() == []
 
 
+@pytest.mark.parametrize("is_last", [False, True])
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_a_pointer_written_after_its_commit_doesnt_outdo_the_next_one(
-    cluster: Cluster, is_lost: bool
+    cluster: Cluster, is_lost: bool, is_last: bool
 ) -> None:
     """I5: a decision of its own would be newer than the next checkpoint's SEAL.
 
@@ -128,6 +129,8 @@ def test_a_pointer_written_after_its_commit_doesnt_outdo_the_next_one(
     cluster.settle(rounds=3)
     a.event(rows[0], "format", "marker")
     a.point("latest", "step-1", content="step-1")
+    if is_last:
+        cluster.settle()
     a.point("latest", "step-2", content="step-2")
     cluster.settle()
     assert cluster.state().attempts["step-2.0"].seal_index >= 0
