@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tests.frameworks.matrix import Result
+from tests.frameworks.matrix import BEHIND, Result
 from tests.frameworks.trainings.known import TITLES
 
 __all__ = ["cell", "markdown"]
@@ -51,7 +51,8 @@ def cell(results: Sequence[Result]) -> str:
         return ""
     counts = {
         "broken one found": sum(bool(r.misled) for r in results),
-        "resume fails": sum(bool(r.error) for r in results),
+        "last one not found": sum(r.error.startswith(BEHIND) for r in results),
+        "resume fails": sum(bool(r.error) and not r.error.startswith(BEHIND) for r in results),
         "other result": sum(not r.error and not r.is_equal for r in results),
         "from scratch": sum(r.resumed == "" and not r.error for r in results),
     }
