@@ -25,7 +25,7 @@ from ckptgate.model.closure import all_ranks_committed
 from ckptgate.model.documents import EntryType, Member, Vote
 from ckptgate.model.entries import Abort, Entry, Seal, SealEvent
 from ckptgate.model.rules import RunState
-from ckptgate.model.states import AttemptState
+from ckptgate.model.states import UNDECIDED, AttemptState, FileState
 from ckptgate.ports.spool import AttemptRow
 
 __all__ = ["Sealer"]
@@ -110,7 +110,8 @@ class Sealer:
         elif row.is_joined and self._pace.is_due(row.id):
             with self._pace.look(row.id):
                 if row.detail:
-                    event = SealEvent.FORMAT if self._is_covered(row) else None
+                    is_next = self._is_covered(row) and not self._is_ahead(row)
+                    event = SealEvent.FORMAT if is_next else None
                 elif self._is_quiescent(row):
                     event = SealEvent.QUIESCENCE
         if event is None:
@@ -187,8 +188,36 @@ class Sealer:
         self._held.look(key, row.write_ns)
         if not self._held.is_due(key):
             return False
+        return self._covers(row)
+
+    def _is_ahead(self, row: AttemptRow) -> bool:
+        """Whether an older checkpoint of the job, held as well, is whole or soon will be.
+
+        It is sealed first: the newest SEAL is what pointers follow.
+        """
+        older = [
+            other
+            for other in self._spool.attempts(run=row.run, states=UNDECIDED)
+            if other.id < row.id and other.job_key == row.job_key and other.detail
+        ]
+        return any(
+            self._is_just_waiting(other) if self._voter.owes(other) else self._covers(other)
+            for other in older
+            if other.is_joined and not other.event and other.seal_index < 0
+        )
+
+    def _is_just_waiting(self, row: AttemptRow) -> bool:
+        """Whether all that it owes is to be digested and stored by this member."""
+        files = [file for _, _, file in self._spool.files_of_attempt(row.id)]
+        return all(handle.is_closed for handle in self._spool.handles_of_attempt(row.id)) and all(
+            file.state is not FileState.OPEN and not file.evidence.problem for file in files
+        )
+
+    def _covers(self, row: AttemptRow) -> bool:
+        key = (row.run, row.attempt)
         members, final = self._as_if_final(row)
         seen = frozenset((member, vote.n) for member, vote in final.items())
+        self._held.look(key, row.write_ns)
         self._held.looked(key, len(members), (row.write_ns, seen))
         verdict = self._judge.assess(row.run, row.attempt, SealEvent.FORMAT, members, final)
         self._show(row, [str(item) for item in verdict.missing])

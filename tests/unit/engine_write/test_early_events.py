@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 
 import pytest
-from tests.engine_harness import Cluster, StagedNode
+from tests.engine_harness import RUN, Cluster, StagedNode
 from tests.unit.formats.builders import (
     arguments,
     deepspeed,
@@ -15,6 +15,7 @@ from tests.unit.formats.builders import (
     torch_file,
 )
 
+from ckptgate.engine.pace import Pace
 from ckptgate.model.states import AttemptState
 from ckptgate.ports.spool import AttemptRow
 
@@ -98,6 +99,30 @@ def test_who_decides_looks_often_however_long_the_others_take(cluster: Cluster) 
 
     assert longest_pause(a) == cluster.settings.decide_interval_s
     assert longest_pause(b) == cluster.settings.idle_interval_s
+
+
+def test_held_checkpoints_are_sealed_in_the_order_of_their_saves(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I5: the newest SEAL is what pointers follow. A look that took long delays the next one."""
+    node = cluster.node("a")
+    rows = [node.begin(f"global_step{n}", world_size=2) for n in (2, 4)]
+    real = Pace.is_due
+
+    def is_due(self: Pace, key: object) -> bool:
+        return key != rows[0].id and real(self, key)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Pace, "is_due", is_due)
+        for row in rows:
+            write(node, row, deepspeed(stage=2))
+            node.point("latest", row.name, content=row.name)
+            early(node, row, "deepspeed-latest")
+        cluster.settle()
+        assert not cluster.state().attempts
+    cluster.settle()
+    assert list(cluster.state().current) == ["global_step2", "global_step4"]
+    assert cluster.store.pointer_content(RUN, "latest") == "global_step4"
 
 
 def test_a_node_tells_of_its_last_file_at_once(cluster: Cluster) -> None:
