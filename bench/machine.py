@@ -21,6 +21,7 @@ __all__ = [
 ]
 
 GIB = 1 << 30
+HALT_POLL = Path("/sys/module/haltpoll/parameters/guest_halt_poll_ns")
 
 
 def fault_in(size: int) -> None:
@@ -96,7 +97,17 @@ def describe() -> str:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE") / GIB
     load = os.getloadavg()[0]
     kernel = os.uname().release
-    return f"{os.cpu_count()} x {model}, {memory:.0f} GiB, Linux {kernel}, load {load:.1f}"
+    line = f"{os.cpu_count()} x {model}, {memory:.0f} GiB, Linux {kernel}, load {load:.1f}"
+    return line + _halt_poll()
+
+
+def _halt_poll() -> str:
+    """How long an idle virtual core looks for work before it halts: waking it costs most then."""
+    try:
+        text = HALT_POLL.read_text()
+    except OSError:
+        return ""
+    return f", haltpoll {int(text) // 1000} us"
 
 
 def _available() -> int:

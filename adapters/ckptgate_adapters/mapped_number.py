@@ -16,7 +16,12 @@ _BYTES: Final = 8
 
 
 class MappedNumber:
-    """The number in the file *path*, 0 in a new one; raises OSError if it can't be mapped."""
+    """The number in the file *path*, 0 in a new one; raises OSError if it can't be mapped.
+
+    Attributes:
+        cell: its one element is the number; for who asks too often for a call. Another one once
+            it is closed.
+    """
 
     def __init__(self, path: str) -> None:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -28,18 +33,18 @@ class MappedNumber:
         finally:
             os.close(fd)
         # One aligned access of 8 bytes: nobody ever sees half of a number.
-        self._cell = memoryview(self._map).cast("Q")
+        self.cell = memoryview(self._map).cast("Q")
 
     def get(self) -> int:
         """The number now."""
-        return self._cell[0]
+        return self.cell[0]
 
     def set(self, number: int) -> None:
         """Change it; unsigned, 64 bits."""
-        self._cell[0] = number
+        self.cell[0] = number
 
     def close(self) -> None:
         """Unmap it; from then on it is 0 and nobody else sees what is set."""
-        mapped, self._cell = self._cell, memoryview(bytearray(_BYTES)).cast("Q")
+        mapped, self.cell = self.cell, memoryview(bytearray(_BYTES)).cast("Q")
         mapped.release()
         self._map.close()

@@ -32,6 +32,8 @@ _ADD: Final = 1
 _DROP: Final = 2
 _CLOSED: Final = 3
 _COMPACT_SLACK: Final = 4096
+_PASSES: Final = int(OpenFlag.PASSTHROUGH)
+_PASSES_DIRECT: Final = int(OpenFlag.PASSTHROUGH | OpenFlag.DIRECT_IO)
 _OFF_FOR_GOOD: Final = frozenset({
     errno.EPERM,
     errno.ELOOP,
@@ -272,7 +274,7 @@ class Backing:
         if not backing_id:
             return (OpenFlag.KEEP_CACHE if opened.keep_cache else 0), 0
         is_direct = not can_pass or flags & os.O_DIRECT
-        return OpenFlag.PASSTHROUGH | (OpenFlag.DIRECT_IO if is_direct else 0), backing_id
+        return _PASSES_DIRECT if is_direct else _PASSES, backing_id
 
     def detach(self, ino: int, fh: int) -> None:
         """A handle was released."""

@@ -6,12 +6,10 @@ when the reply is sent, because it depends on what is open at that moment.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import os
 import struct
-from collections.abc import Generator
 from typing import Final
 
 from ckptgate.vfs.interface import Caller, Opened
@@ -63,17 +61,11 @@ def _reopened(context: Context, fh: int) -> Opened:
     return opened
 
 
-@contextlib.contextmanager
-def _released_on_error(context: Context, made: list[Opened]) -> Generator[None]:
+def _let_go(context: Context, made: list[Opened]) -> None:
     """What was opened for a request that fails has no owner."""
-    try:
-        yield
-    except BaseException:
-        # Whatever ended it, an exit of the thread too: nobody will release them later.
-        for opened in made:
-            context.handles.pop(opened.fh, None)
-            context.fs.release(opened.fh)
-        raise
+    for opened in made:
+        context.handles.pop(opened.fh, None)
+        context.fs.release(opened.fh)
 
 
 def open_(context: Context, request: Request) -> Reply:
@@ -88,7 +80,7 @@ def open_(context: Context, request: Request) -> Reply:
             kill_privileges(context, caller, ino, made[0].fh)
         return _KEPT_HANDLE.pack(made[0].fh)
 
-    with _released_on_error(context, made):
+    try:
         if flags & os.O_ACCMODE == os.O_RDONLY and not flags & os.O_TRUNC:
             action(request.caller)
         else:
@@ -96,6 +88,10 @@ def open_(context: Context, request: Request) -> Reply:
             if not made:
                 made.append(_reopened(context, _KEPT_HANDLE.unpack(kept)[0]))
         out = _attach(context, request, ino, made[0], flags)
+    except BaseException:
+        # Whatever ended it, an exit of the thread too: nobody will release them later.
+        _let_go(context, made)
+        raise
     fh = made[0].fh
     return Reply((out,), undo=lambda: _release(context, ino, fh))
 
@@ -111,12 +107,16 @@ def create(context: Context, request: Request) -> Reply:
         made.append(opened)
         return wire.entry_out(entry) + _KEPT_HANDLE.pack(opened.fh)
 
-    with _released_on_error(context, made):
+    try:
         kept = mutate(context, request, action)
         if not made:
             made.append(_reopened(context, _KEPT_HANDLE.unpack_from(kept, _ENTRY_BYTES)[0]))
         ino = wire.ENTRY.unpack_from(kept)[0]
         out = _attach(context, request, ino, made[0], flags)
+    except BaseException:
+        # Whatever ended it, an exit of the thread too: nobody will release them later.
+        _let_go(context, made)
+        raise
     fh = made[0].fh
 
     def undo() -> None:

@@ -322,10 +322,12 @@ class FuseServer:
     def _must_settle(self, request: Request, reply: Reply) -> bool:
         is_close = request.opcode == Opcode.FLUSH
         try:
-            return any(self._context.fs.must_settle(n, is_close=is_close) for n in reply.settle)
+            for ino in reply.settle:
+                if self._context.fs.must_settle(ino, is_close=is_close):
+                    return True
         except Exception:  # noqa: BLE001 - the mutation is done: its reply must not depend on this
             _log.exception("settle-failed nodes=%s", reply.settle)
-            return False
+        return False
 
     def _settle(self, request: Request, reply: Reply) -> None:
         is_close = request.opcode == Opcode.FLUSH

@@ -337,6 +337,8 @@ def decode_names(raw: bytes, count: int) -> list[str]:
     Raises:
         OSError: EILSEQ, one is not UTF-8; EINVAL, there are fewer.
     """
+    if count == 1 and raw.find(b"\0") == len(raw) - 1 >= 0:
+        return [decode_name(raw[:-1])]
     parts = raw.split(b"\0", count)
     if len(parts) <= count:
         msg = f"request has {len(parts) - 1} names, {count} are needed"

@@ -111,13 +111,13 @@ class AttemptPart:
         name: str | None = None,
         states: Iterable[AttemptState] | None = None,
     ) -> list[AttemptRow]:
-        wanted = None if states is None else tuple(sorted({state.value for state in states}))
+        wanted = None if states is None else tuple(states)
         key = (run, run_ino, name, wanted)
         db = self._db
         with db.lock:
             known = db.kept().found.get(key)
             if known is not None:
-                rows = [self.attempt(id_) for id_ in known]
+                rows = map(self.attempt, known)
                 return [row for row in rows if row is not None]
             found = self._find(*key)
             kept = db.kept()
@@ -131,7 +131,7 @@ class AttemptPart:
         run: str | None,
         run_ino: int | None,
         name: str | None,
-        wanted: tuple[str, ...] | None,
+        states: tuple[AttemptState, ...] | None,
     ) -> list[AttemptRow]:
         conditions: list[str] = []
         values: list[Any] = []
@@ -139,9 +139,9 @@ class AttemptPart:
             if value is not None:
                 conditions.append(f"{column} = ?")
                 values.append(value)
-        if wanted is not None:
-            conditions.append(f"state IN ({', '.join('?' * len(wanted))})")
-            values += wanted
+        if states is not None:
+            conditions.append(f"state IN ({', '.join('?' * len(states))})")
+            values += [state.value for state in states]
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         rows = self._db.all(f"{ATTEMPTS.select}{where} ORDER BY id", values)
         return [ATTEMPTS.build(row) for row in rows]

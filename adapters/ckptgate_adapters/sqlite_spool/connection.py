@@ -87,6 +87,7 @@ class Database:
         self.path = path
         self._connection = connection
         self._generation = generation
+        self._number = generation.number
         self._kept = KeptRows()
         self.lock: Final = threading.RLock()
         """Held for the duration of a transaction; taken briefly by each statement outside."""
@@ -133,11 +134,18 @@ class Database:
             values: its parameters.
             keeps: the caller brings the kept rows in line itself.
         """
+        with self.lock:
+            # Whoever has the lock while there is a transaction is in it.
+            if self._depth:
+                return self._first(self._change(sql, values, keeps=keeps))
         with self.joined:
             return self._first(self._change(sql, values, keeps=keeps))
 
     def run(self, sql: str, values: Sequence[Any] = (), *, keeps: bool = False) -> int:
         """Execute a change; returns how many rows it changed. *keeps*: see `changed`."""
+        with self.lock:
+            if self._depth:
+                return self._change(sql, values, keeps=keeps).rowcount
         with self.joined:
             return self._change(sql, values, keeps=keeps).rowcount
 
@@ -150,7 +158,7 @@ class Database:
         """The rows that are kept and valid; with the lock held until they were used."""
         kept = self._kept
         if not self._depth:
-            value = self._generation.value()
+            value = self._number.cell[0]
             if value != kept.generation:
                 kept.clear()
                 kept.generation = -1 if value & 1 else value
@@ -158,7 +166,7 @@ class Database:
 
     def keep(self, table: dict[Any, Any], key: object, value: _V) -> _V:
         """Keep a row that was read or changed since `kept()`, with the lock held throughout."""
-        if self._depth or self._generation.value() == self._kept.generation:
+        if self._depth or self._number.cell[0] == self._kept.generation:
             put(table, key, value)
         return value
 

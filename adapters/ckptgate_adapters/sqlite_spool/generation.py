@@ -35,19 +35,19 @@ class Generation:
 
     def __init__(self, path: str) -> None:
         file = os.path.join(path, GENERATION_FILE)
-        self._number = MappedNumber(file)
+        self.number: Final = MappedNumber(file)
         self._fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-        self.value: Final = self._number.get
+        self.value: Final = self.number.get
 
     def begin(self) -> None:
         """A commit begins; with the write lock."""
         fcntl.flock(self._fd, fcntl.LOCK_EX)
-        self._number.set(self._number.get() | 1)
+        self.number.cell[0] |= 1
 
     def end(self) -> int:
         """A commit has ended, one way or the other; returns the number from now on."""
         value = self._even()
-        self._number.set(value)
+        self.number.set(value)
         fcntl.flock(self._fd, fcntl.LOCK_UN)
         return value
 
@@ -56,21 +56,21 @@ class Generation:
 
         Where that one's process died, it is counted here.
         """
-        if self._number.get() & 1:
+        if self.number.get() & 1:
             fcntl.flock(self._fd, fcntl.LOCK_EX)
             try:
-                if self._number.get() & 1:
-                    self._number.set(self._even())
+                if self.number.get() & 1:
+                    self.number.set(self._even())
             finally:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
-        return self._number.get()
+        return self.number.get()
 
     def _even(self) -> int:
-        return ((self._number.get() | 1) + 1) % (1 << 64)
+        return ((self.number.get() | 1) + 1) % (1 << 64)
 
     def close(self) -> None:
         """Unmap it, see `MappedNumber.close`; closing again is a success."""
-        self._number.close()
+        self.number.close()
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)

@@ -44,6 +44,8 @@ class KeptRows:
         nodes: by number.
         children: (parent, name) -> node number.
         places: node number -> (parent, name).
+        whole: node numbers of directories of which all children are in `children`: what isn't there
+            has no row.
         counts: node number of a directory -> how many children it has.
         files: by id.
         attempts: by row id.
@@ -55,6 +57,7 @@ class KeptRows:
     children: dict[tuple[int, str], int | None] = field(
         default_factory=dict[tuple[int, str], int | None]
     )
+    whole: set[int] = field(default_factory=set[int])
     places: dict[int, tuple[int, str] | None] = field(
         default_factory=dict[int, tuple[int, str] | None]
     )
@@ -68,6 +71,7 @@ class KeptRows:
         """Keep nothing."""
         self.nodes.clear()
         self.children.clear()
+        self.whole.clear()
         self.places.clear()
         self.counts.clear()
         self.files.clear()

@@ -15,7 +15,7 @@ from ckptgate_adapters.sqlite_spool.creating import (
     CREATE_FILE,
     create_values,
 )
-from ckptgate_adapters.sqlite_spool.kept import Counted
+from ckptgate_adapters.sqlite_spool.kept import KEPT_MAX, Counted, KeptRows
 from ckptgate_adapters.sqlite_spool.numbers import Numbers
 from ckptgate_adapters.sqlite_spool.rows import NODES
 
@@ -83,7 +83,7 @@ class NodePart:
                 ) from exc
             kept = db.kept()
             db.keep(kept.nodes, node.ino, node)
-            db.keep(kept.children, (parent, name), node.ino)
+            self._keep_child(kept, parent, name, node.ino)
             db.keep(kept.places, node.ino, (parent, name))
             known = kept.counts.get(parent)
             if known is not None and known.children < known.most:
@@ -134,17 +134,23 @@ class NodePart:
         with db.lock:
             kept = db.kept()
             ino = kept.children.get((parent, name), _UNKNOWN)
-            if ino is None:
+            if ino is None or (ino == _UNKNOWN and parent in kept.whole):
                 return None
             if ino in kept.nodes:
                 return kept.nodes[ino]
             row = db.one(_CHILD, (parent, name))
             if row is None:
-                db.keep(kept.children, (parent, name), None)
+                self._keep_child(kept, parent, name, None)
                 return None
             node = NODES.build(row)
-            db.keep(kept.children, (parent, name), node.ino)
+            self._keep_child(kept, parent, name, node.ino)
             return db.keep(kept.nodes, node.ino, node)
+
+    def _keep_child(self, kept: KeptRows, parent: int, name: str, ino: int | None) -> None:
+        """Keep what a name means; with the lock."""
+        if len(kept.children) >= KEPT_MAX:
+            kept.whole.clear()
+        self._db.keep(kept.children, (parent, name), ino)
 
     def children(self, parent: int) -> list[tuple[str, NodeRow]]:
         build = NODES.build
@@ -153,13 +159,16 @@ class NodePart:
     def count_children(self, parent: int, *, most: int = 1) -> tuple[int, int]:
         db = self._db
         with db.lock:
-            counts = db.kept().counts
-            known = counts.get(parent)
+            kept = db.kept()
+            known = kept.counts.get(parent)
             if known is not None and (known.most == most or known.children < min(most, known.most)):
                 return known.children, known.directories
             row = db.one(_COUNT_CHILDREN, (parent, most))
             count, directories = (0, 0) if row is None else (row[0], int(row[1]))
-            db.keep(counts, parent, Counted(count, directories, most))
+            db.keep(kept.counts, parent, Counted(count, directories, most))
+            if not count and kept.counts.get(parent) is not None and len(kept.whole) < KEPT_MAX:
+                # Whoever gives it children keeps them.
+                kept.whole.add(parent)
             return count, directories
 
     def link(self, parent: int, name: str, ino: int) -> None:
@@ -172,7 +181,7 @@ class NodePart:
             with self._db.joined:
                 self._db.run(_LINK, (parent, name, ino, self._db.moment()), keeps=True)
                 kept = self._db.kept()
-                self._db.keep(kept.children, (parent, name), ino)
+                self._keep_child(kept, parent, name, ino)
                 self._db.keep(kept.places, ino, (parent, name))
                 kept.counts.pop(parent, None)
         except ExistsError as exc:
@@ -188,7 +197,7 @@ class NodePart:
         with self._db.joined:
             row = self._db.changed(_UNLINK, (parent, name), keeps=True)
             kept = self._db.kept()
-            self._db.keep(kept.children, (parent, name), None)
+            self._keep_child(kept, parent, name, None)
             kept.counts.pop(parent, None)
             if row is not None:
                 self._db.keep(kept.places, int(row[0]), None)

@@ -79,6 +79,7 @@ class SettingsPart:
         self._db.run(
             "INSERT OR REPLACE INTO replies (request, made_ns, reply) VALUES (?, ?, ?)",
             (_signed(request), self._db.moment(), reply),
+            keeps=True,
         )
         self._replies_count += 1
         if self._replies_count % _PRUNE_EVERY == 0:

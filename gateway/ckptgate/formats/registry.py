@@ -20,6 +20,7 @@ from ckptgate.formats.dcp import Dcp
 from ckptgate.formats.dcp_hf import DcpHf
 from ckptgate.formats.deepspeed import DeepSpeed
 from ckptgate.formats.hf_trainer import HfTrainer
+from ckptgate.formats.layout import Layout
 from ckptgate.formats.lightning import Lightning
 from ckptgate.formats.megatron import Megatron
 from ckptgate.formats.nanotron import Nanotron
@@ -66,6 +67,10 @@ NESTED: Final[tuple[Format, ...]] = (_DCP, _DEEPSPEED, _WEIGHTS)
 """Those that are found inside of others; each looks for its own in all folders."""
 
 
+_TELLING: Final = tuple(
+    known for known in FORMATS if type(known).commit_event is not Layout.commit_event
+)
+"""Those with a file that says that a checkpoint is whole."""
 WITHOUT_LATEST: Final = frozenset(known.name for known in FORMATS if not known.allows_latest)
 """Beside whose checkpoints the gateway puts no `latest` of its own."""
 
@@ -88,7 +93,7 @@ def commit_event(
         name: the checkpoint's.
     """
     # The event first: it is cheap, and almost every operation is none.
-    events = [(known, event) for known in FORMATS if (event := known.commit_event(op, path, old))]
+    events = [(known, event) for known in _TELLING if (event := known.commit_event(op, path, old))]
     if not events:
         return None
     format_ = recognise({*paths, path}, name)

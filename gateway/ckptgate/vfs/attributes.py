@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from ckptgate.model.states import AttemptState, FileState
-from ckptgate.ports.spool import FileRow, LocalBytes, NodeKind, NodeRow
+from ckptgate.ports.spool import AttemptRow, FileRow, LocalBytes, NodeKind, NodeRow
 from ckptgate.vfs.context import Context
 from ckptgate.vfs.interface import Attr, Entry
 from ckptgate.vfs.unused import is_nameless
@@ -19,14 +19,16 @@ __all__ = ["attr_of", "entry_of", "entry_of_new", "is_decided", "local_stat"]
 
 _SECTOR = 512
 _COUNTED_MAX = 256
+_DECIDED = frozenset({AttemptState.COMMITTED, AttemptState.REPLACED})
 
 
 def is_decided(ctx: Context, node: NodeRow) -> bool:
     """Whether the node belongs to a checkpoint that was committed."""
-    if node.attempt is None:
-        return False
-    row = ctx.spool.attempt(node.attempt)
-    return row is not None and row.state in {AttemptState.COMMITTED, AttemptState.REPLACED}
+    return node.attempt is not None and _is_decided(ctx.spool.attempt(node.attempt))
+
+
+def _is_decided(row: AttemptRow | None) -> bool:
+    return row is not None and row.state in _DECIDED
 
 
 def local_stat(ctx: Context, file: FileRow) -> os.stat_result | None:
@@ -42,12 +44,13 @@ def local_stat(ctx: Context, file: FileRow) -> os.stat_result | None:
 def attr_of(ctx: Context, node: NodeRow) -> Attr:
     """stat(2) of the node."""
     size, mtime, ctime = node.size, node.mtime_ns, node.ctime_ns
+    row = None if node.attempt is None else ctx.spool.attempt(node.attempt)
     blocks = -(-size // _SECTOR)
     if node.kind is NodeKind.SYMLINK:
         size, blocks = len(node.target.encode()), 0
     elif node.kind is NodeKind.DIR:
         size, blocks = 4096, 8
-    elif node.file is not None and not is_decided(ctx, node):
+    elif node.file is not None and not _is_decided(row):
         file = ctx.spool.file(node.file)
         found = None if file is None else local_stat(ctx, file)
         if file is not None and found is not None:
@@ -58,7 +61,7 @@ def attr_of(ctx: Context, node: NodeRow) -> Attr:
         ino=node.ino,
         kind=node.kind,
         mode=node.mode & 0o7777,
-        nlink=_links(ctx, node),
+        nlink=_links(ctx, node, row),
         uid=node.uid,
         gid=node.gid,
         size=size,
@@ -66,19 +69,18 @@ def attr_of(ctx: Context, node: NodeRow) -> Attr:
         atime_ns=mtime,
         mtime_ns=mtime,
         ctime_ns=ctime,
-        timeout_s=_timeout(ctx, node),
+        timeout_s=_timeout(ctx, node, row),
     )
 
 
-def _timeout(ctx: Context, node: NodeRow) -> float:
+def _timeout(ctx: Context, node: NodeRow, row: AttemptRow | None) -> float:
     """How long the kernel may keep the attributes.
 
     It knows a directory of a revision by several numbers, and of a change by one of them.
     """
-    if node.kind is NodeKind.DIR and node.attempt is not None:
-        row = ctx.spool.attempt(node.attempt)
-        if row is not None and row.base is not None and not is_decided(ctx, node):
-            return 0.0
+    is_revision = row is not None and row.base is not None and not _is_decided(row)
+    if is_revision and node.kind is NodeKind.DIR:
+        return 0.0
     return ctx.settings.attr_timeout_s
 
 
@@ -88,12 +90,12 @@ def _is_as_digested(file: FileRow, found: os.stat_result) -> bool:
     )
 
 
-def _links(ctx: Context, node: NodeRow) -> int:
+def _links(ctx: Context, node: NodeRow, row: AttemptRow | None) -> int:
     if node.kind is NodeKind.DIR:
-        if is_nameless(ctx, node.ino):
+        is_root = row is not None and row.root == node.ino
+        if not is_root and is_nameless(ctx, node.ino):
             return 0
         # 1 says "not counted" (find and others know it): counting a huge directory takes long.
-        row = None if node.attempt is None else ctx.spool.attempt(node.attempt)
         if row is not None and row.is_root_only:
             return 1
         count, directories = ctx.spool.count_children(node.ino, most=_COUNTED_MAX + 1)

@@ -53,6 +53,7 @@ class Closes:
         self._noted: dict[int, NotedClose] = {}
         self._wanted = threading.Event()
         self._is_started = False
+        self._takes = 0
 
     def start(self, apply: Callable[[], None], delay_s: float) -> None:
         """Have *apply* called, which makes any change, *delay_s* after a close was noted."""
@@ -72,7 +73,7 @@ class Closes:
             if not self._spool.note_close(item.row.fh, is_released=item.is_released):
                 return False
             self._noted[item.row.fh] = item
-            if known is None:
+            if known is None and not self._wanted.is_set():
                 self._wanted.set()
         return True
 
@@ -87,6 +88,7 @@ class Closes:
         with self._lock:
             taken = list(self._noted.values())
             self._noted.clear()
+            self._takes += 1
         return taken
 
     def give_back(self, taken: list[NotedClose]) -> None:
@@ -111,10 +113,15 @@ class Closes:
         pause = threading.Event()
         while True:
             self._wanted.wait()
-            pause.wait(delay_s)
             self._wanted.clear()
-            try:
-                apply()
-            except OSError as exc:
-                _log.warning("closes-not-taken-over reason=%s", exc)
-                pause.wait(1.0)
+            while self._noted:
+                takes = self._takes
+                pause.wait(delay_s)
+                if takes != self._takes:
+                    # Changes come anyway and take all of them: what is left is younger.
+                    continue
+                try:
+                    apply()
+                except OSError as exc:
+                    _log.warning("closes-not-taken-over reason=%s", exc)
+                    pause.wait(1.0)

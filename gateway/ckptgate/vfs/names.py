@@ -114,12 +114,10 @@ def check_new_name(ctx: Context, parent: NodeRow, name: str, *, is_attempt: bool
         check_checkpoint_name(name)
     else:
         check_name(name)
-    below = (
-        plain_path(parent, name)
-        if parent.attempt is None
-        else join_key(path_in_attempt(ctx, parent.ino), name)
-    )
-    check_relative_path(below)
+    if parent.attempt is None:
+        check_relative_path(plain_path(parent, name))
+    elif above := path_in_attempt(ctx, parent.ino):
+        check_relative_path(f"{above}/{name}")
     if parent.ino != ROOT_INO and parent.attempt is None and ctx.spool.place(parent.ino) is None:
         raise stale(name, "its directory was removed")
 

@@ -6,13 +6,17 @@ Any thread; its own lock.
 
 from __future__ import annotations
 
-import dataclasses
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from ckptgate.ports.spool import NO_FILE, HandleRow
 
 __all__ = ["OpenFile", "OpenFiles", "Seen"]
+
+_NONE: Final[Mapping[int, OpenFile]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,7 @@ class OpenFiles:
         with self._lock:
             handle = self._handles.get(fh)
             if handle is not None:
-                handle.row = dataclasses.replace(handle.row, is_closed=True)
+                handle.row = _closed(handle.row)
 
     def count(self, ino: int) -> int:
         """How many handles of this node are open."""
@@ -119,5 +123,20 @@ class OpenFiles:
             but: a handle that doesn't count.
         """
         with self._lock:
-            handles = self._by_file.get(file, {})
-            return any(fh != but and not item.row.is_closed for fh, item in handles.items())
+            for fh, item in self._by_file.get(file, _NONE).items():
+                if fh != but and not item.row.is_closed:
+                    return True
+        return False
+
+
+def _closed(row: HandleRow) -> HandleRow:
+    """The same, closed by its opener; each file needs it, and `replace` takes twice as long."""
+    return HandleRow(
+        fh=row.fh,
+        ino=row.ino,
+        file=row.file,
+        pid=row.pid,
+        start=row.start,
+        rank=row.rank,
+        is_closed=True,
+    )

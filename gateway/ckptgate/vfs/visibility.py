@@ -85,14 +85,13 @@ def directory(ctx: Context, caller: Caller, ino: int) -> NodeRow:
         CkptError: ESTALE if it is gone, ENOTDIR if it is none.
     """
     node = ctx.node(ino)
-    if node.attempt is not None:
-        row = ctx.spool.attempt(node.attempt)
-        if row is not None and row.state is AttemptState.COMMITTED:
-            node = redirect(ctx, caller, node)
+    row = None if node.attempt is None else ctx.spool.attempt(node.attempt)
+    if row is not None and row.state is AttemptState.COMMITTED:
+        node = redirect(ctx, caller, node)
+        row = None if node.attempt is None else ctx.spool.attempt(node.attempt)
     if node.kind is not NodeKind.DIR:
         msg = f"node {ino} is not a directory"
         raise CkptError(msg, errno_value=errno.ENOTDIR)
-    row = None if node.attempt is None else ctx.spool.attempt(node.attempt)
     if row is not None:
         filled(ctx, caller, row)
     return node
