@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Final
+
+import msgspec
 
 from ckptgate.errors import ExistsError, MissingError
 from ckptgate.model.documents import Evidence
@@ -99,7 +100,7 @@ class NodePart:
             db.run(CLOSE_FILE, values, keeps=True)
             kept = db.kept()
             db.keep(kept.nodes, node.ino, node)
-            db.keep(kept.files, file.file, dataclasses.replace(file, state=FileState.QUIET))
+            db.keep(kept.files, file.file, msgspec.structs.replace(file, state=FileState.QUIET))
 
     def add_node(self, node: NodeRow) -> NodeRow:
         if node.ino:

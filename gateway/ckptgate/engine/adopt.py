@@ -10,12 +10,13 @@ compared before it (`prepare`), as the other process's changes wait behind a tra
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
+
+import msgspec
 
 from ckptgate.engine.leases import has_no_open_writer
 from ckptgate.engine.manifests import load_manifest, small_chunks
@@ -311,7 +312,7 @@ class Adoption:
         file = self._files.get(entry.path)
         if file is not None:
             self._keep_bytes(file, entry)
-        kept = dataclasses.replace(
+        kept = msgspec.structs.replace(
             node,
             mode=entry.mode,
             uid=entry.uid,

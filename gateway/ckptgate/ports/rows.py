@@ -204,8 +204,7 @@ class NodeKind(enum.StrEnum):
     SYMLINK = "symlink"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRow:
+class NodeRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An inode. Its number is the FUSE node id and is never used again.
 
     Attributes:
@@ -246,8 +245,7 @@ class LocalBytes(enum.StrEnum):
     NONE = "none"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileRow:
+class FileRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A file's bytes and what is known of them; several nodes may share one (revisions).
 
     Attributes:
@@ -341,8 +339,7 @@ class AttemptRow:
         return self.state is AttemptState.COMMITTED and not self.manifest and not self.job_key
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandleRow:
+class HandleRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An open file description.
 
     Attributes:

@@ -6,7 +6,6 @@ Owns the rule that a node has one backing file and one mode while it is open. An
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import logging
 import os
@@ -49,7 +48,7 @@ def new_node(
 ) -> NodeRow:
     """A new node in the tree of *parent*, without a name yet; inside a change."""
     node = _described(ctx, caller, parent, kind, mode)
-    return ctx.spool.add_node(dataclasses.replace(node, target=target) if target else node)
+    return ctx.spool.add_node(msgspec.structs.replace(node, target=target) if target else node)
 
 
 def _described(
@@ -204,7 +203,7 @@ def _open_to_read(ctx: Context, node: NodeRow) -> Opened:
         raise
     # Pages of a copy that was let go may be those that somebody changed.
     keep = is_decided(ctx, node) and (opened.is_complete or file.local is not LocalBytes.FULL)
-    return dataclasses.replace(opened, keep_cache=keep)
+    return msgspec.structs.replace(opened, keep_cache=keep)
 
 
 def _has_successor(ctx: Context, node: NodeRow, file: FileRow) -> bool:

@@ -6,10 +6,11 @@ that process) or all its handles are released; torn if such a process died with 
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 from functools import partial
+
+import msgspec
 
 from ckptgate.model.states import AttemptState, FileState
 from ckptgate.ports.spool import FileRow, HandleRow, NodeRow, PendingKind
@@ -107,7 +108,7 @@ def _is_closed_at_once(ctx: Context, item: NotedClose) -> bool:
     found = local_stat(ctx, file)
     if found is None:
         return False
-    now = dataclasses.replace(
+    now = msgspec.structs.replace(
         node, size=found.st_size, mtime_ns=found.st_mtime_ns, ctime_ns=found.st_ctime_ns
     )
     ctx.spool.close_file(row.fh, file, now)

@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+import msgspec
+
 from ckptgate.ports.spool import NodeKind
 
 __all__ = [
@@ -36,8 +38,7 @@ name, and a rename.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(msgspec.Struct, frozen=True, gc=False):
     """Who asks.
 
     Attributes:
@@ -54,8 +55,7 @@ class Caller:
     request: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Attr:
+class Attr(msgspec.Struct, frozen=True, gc=False):
     """stat(2) of a node. `mode` holds permission bits only; times in ns."""
 
     ino: int
@@ -72,8 +72,7 @@ class Attr:
     timeout_s: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """A name's answer.
 
     Attributes:
@@ -101,8 +100,7 @@ class DirEntry:
     entry: Entry | None
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(msgspec.Struct, frozen=True, gc=False):
     """An open file.
 
     Attributes:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import os
+
+import msgspec
 
 from ckptgate.errors import CkptError, ExistsError, MissingError
 from ckptgate.model.states import FileState
@@ -185,7 +186,7 @@ def attr_for(ctx: Context, caller: Caller, node: NodeRow) -> Attr:
     copy = visibility.copy_of(ctx, caller, node) if node.kind is NodeKind.FILE else None
     if copy is None or copy.file != node.file:
         return attr
-    changed = dataclasses.replace(attr_of(ctx, copy), size=attr.size, blocks=attr.blocks)
+    changed = msgspec.structs.replace(attr_of(ctx, copy), size=attr.size, blocks=attr.blocks)
     return _as(changed, node.ino)
 
 

@@ -7,9 +7,10 @@ that incarnation sees it. Any thread; `writable` may block and is called before 
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import logging
+
+import msgspec
 
 from ckptgate.errors import CkptError, MissingError
 from ckptgate.model.states import UNCHANGED, UNDECIDED, AttemptState
@@ -135,7 +136,9 @@ def revise(ctx: Context, who: Who, base: AttemptRow) -> AttemptRow:
         if present is not None:
             return present
         root = ctx.node(base.root)
-        new_root = ctx.spool.add_node(dataclasses.replace(root, ino=0, attempt=None, base=root.ino))
+        new_root = ctx.spool.add_node(
+            msgspec.structs.replace(root, ino=0, attempt=None, base=root.ino)
+        )
         row = ctx.spool.add_attempt(
             AttemptRow(
                 id=0,
@@ -204,7 +207,7 @@ def _is_as_its_base(ctx: Context, row: AttemptRow) -> bool:
     theirs = dict(ctx.spool.tree(base.id))
     mine = dict(ctx.spool.tree(row.id))
     return mine.keys() == theirs.keys() and all(
-        dataclasses.replace(theirs[path], ino=node.ino, attempt=row.id, base=theirs[path].ino)
+        msgspec.structs.replace(theirs[path], ino=node.ino, attempt=row.id, base=theirs[path].ino)
         == node
         for path, node in mine.items()
     )
@@ -226,7 +229,9 @@ def _clone_below(
     ctx: Context, source: int, target: int, attempt: int, clones: dict[int, int]
 ) -> None:
     for name, node in ctx.spool.children(source):
-        copy = ctx.spool.add_node(dataclasses.replace(node, ino=0, attempt=attempt, base=node.ino))
+        copy = ctx.spool.add_node(
+            msgspec.structs.replace(node, ino=0, attempt=attempt, base=node.ino)
+        )
         ctx.spool.copy_xattrs(node.ino, copy.ino)
         clones[node.ino] = copy.ino
         ctx.spool.link(target, name, copy.ino)

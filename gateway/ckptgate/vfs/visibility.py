@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import enum
 import errno
-from dataclasses import dataclass
+
+import msgspec
 
 from ckptgate.errors import CkptError, MissingError, TransientStoreError
 from ckptgate.model.layout import GATEWAY_DIR
@@ -59,8 +60,7 @@ class What(enum.Enum):
     PLAIN = enum.auto()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Found(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a name means.
 
     Attributes:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.engine_harness import Cluster
 from tests.unit.engine_write.test_plain_and_reports import SESSION, plain_file, queue
 

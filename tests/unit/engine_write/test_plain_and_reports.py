@@ -7,11 +7,11 @@ import json
 import os
 import sqlite3
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.engine_harness import RUN, Cluster, StagedNode
 
 from ckptgate.engine.attempt_status import Reader

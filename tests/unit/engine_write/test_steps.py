@@ -6,12 +6,12 @@ import errno
 import os
 import queue
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import blake3
 import pytest
+from msgspec.structs import replace
 from tests.engine_harness import Cluster, StagedNode
 
 from ckptgate.engine.digest import SpoolView, digest_file, has_hole

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ckptgate.errors import CkptError, ExistsError, InvalidNameError, MissingError, RefusedError
@@ -408,7 +408,7 @@ def test_a_file_says_which_rank_wrote_it(world):
     """Formats of which every rank has to write something count by it."""
     other = RankInfo(rank=1, world_size=2)
     world.identify.add(701, world.identify.processes[world.s.pid].job_key, other)
-    one = dataclasses.replace(world.s, pid=701)
+    one = msgspec.structs.replace(world.s, pid=701)
     world.mkdir(world.s, "run")
     world.mkdir(world.s, "run/step-1")
     world.write(world.s, "run/step-1/a", b"x")
@@ -428,5 +428,5 @@ def test_a_file_says_which_rank_wrote_it(world):
     assert ranks() == {"a": 1, "b": 1}
     # Who tells no rank takes none away.
     world.identify.add(702, world.identify.processes[world.s.pid].job_key)
-    world.write(dataclasses.replace(world.s, pid=702), "run/step-1/c", b"z")
+    world.write(msgspec.structs.replace(world.s, pid=702), "run/step-1/c", b"z")
     assert ranks()["c"] == -1

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from tests.unit.formats.builders import dcp, deepspeed, hf_trainer, torch_file
 
 from ckptgate.model.states import AttemptState, FileState

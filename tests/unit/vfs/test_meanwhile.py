@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import os
 
+import msgspec
 import pytest
 
 from ckptgate.errors import CkptError, ExistsError, MissingError, TransientStoreError
@@ -322,7 +323,7 @@ def test_a_save_of_another_node_is_not_begun_again_where_the_store_goes_away_onc
     def find_open(run, run_ino, name, job_key):
         row = world.attempt("step-0")
         root = world.spool.node(row.root)
-        root = world.spool.add_node(dataclasses.replace(root, ino=0, attempt=None))
+        root = world.spool.add_node(msgspec.structs.replace(root, ino=0, attempt=None))
         row = world.spool.add_attempt(
             dataclasses.replace(row, id=0, name=name, attempt=f"{name}.0", root=root.ino)
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from ckptgate.errors import MissingError
@@ -40,7 +41,7 @@ def made(world, name: str) -> None:
     parent, _ = world.place(world.a, "step-1/x")
     with pytest.raises(MissingError):
         world.vfs.lookup(world.a, parent, name)
-    caller: Caller = replace(world.a, request=world.vfs._ctx.spool.next_handle())
+    caller: Caller = msgspec.structs.replace(world.a, request=world.vfs._ctx.spool.next_handle())
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     with world.vfs.atomic(caller):
         _, opened = world.vfs.create(caller, parent, name, flags, 0o644)
