@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from bench import machine
 from bench.__main__ import SUBJECTS
 from bench.pairs import alternate, ratios
 from bench.report import Figure, line, spread
@@ -83,3 +84,12 @@ def test_a_limit_is_met_or_not_by_the_median():
     assert "NOT MET" not in line(quick)
     beside = Figure(subject="x", name="y", value=1, low=1, high=1, unit="s")
     assert beside.is_met is None
+
+
+def test_the_table_says_how_long_idle_cores_of_a_virtual_machine_look_for_work(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(machine, "HALT_POLL", tmp_path / "guest_halt_poll_ns")
+    assert "haltpoll" not in machine.describe()
+    machine.HALT_POLL.write_text("200000\n")
+    assert machine.describe().endswith(", haltpoll 200 us")

@@ -16,7 +16,7 @@ from ckptgate_adapters.sqlite_spool.creating import (
     CREATE_FILE,
     create_values,
 )
-from ckptgate_adapters.sqlite_spool.kept import KEPT_MAX, Counted, KeptRows
+from ckptgate_adapters.sqlite_spool.kept import KEPT_MAX, Counted, KeptRows, put
 from ckptgate_adapters.sqlite_spool.numbers import Numbers
 from ckptgate_adapters.sqlite_spool.rows import NODES
 
@@ -83,14 +83,15 @@ class NodePart:
                     f"name is taken: {name!r} in node {parent}", subject=name
                 ) from exc
             kept = db.kept()
-            db.keep(kept.nodes, node.ino, node)
+            put(kept.nodes, node.ino, node)
             self._keep_child(kept, parent, name, node.ino)
-            db.keep(kept.places, node.ino, (parent, name))
+            put(kept.places, node.ino, (parent, name))
             known = kept.counts.get(parent)
             if known is not None and known.children < known.most:
-                db.keep(kept.counts, parent, known._replace(children=known.children + 1))
+                more = Counted(known.children + 1, known.directories, known.most)
+                put(kept.counts, parent, more)
             evidence = Evidence(rank=handle.rank) if handle.rank >= 0 else _NO_EVIDENCE
-            db.keep(kept.files, file, FileRow(file=file, state=FileState.OPEN, evidence=evidence))
+            put(kept.files, file, FileRow(file=file, state=FileState.OPEN, evidence=evidence))
         return node
 
     def close_file(self, fh: int, file: FileRow, node: NodeRow) -> None:
@@ -99,8 +100,8 @@ class NodePart:
         with db.joined:
             db.run(CLOSE_FILE, values, keeps=True)
             kept = db.kept()
-            db.keep(kept.nodes, node.ino, node)
-            db.keep(kept.files, file.file, msgspec.structs.replace(file, state=FileState.QUIET))
+            put(kept.nodes, node.ino, node)
+            put(kept.files, file.file, msgspec.structs.replace(file, state=FileState.QUIET))
 
     def add_node(self, node: NodeRow) -> NodeRow:
         if node.ino:

@@ -9,6 +9,7 @@ process takes it over at its start. Any thread.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,18 +31,21 @@ class NotedClose:
         is_closed: its opener closed it since its row was written.
         is_released: its last descriptor is gone.
         who: the process that closed it, where it is known.
+        found: of a writer's, the spool file's stat when its last descriptor went.
     """
 
     row: HandleRow
     is_closed: bool
     is_released: bool
     who: Who | None = None
+    found: os.stat_result | None = None
 
     def join(self, other: NotedClose) -> None:
         """What is noted of the same handle is true as well."""
         self.is_closed = self.is_closed or other.is_closed
         self.is_released = self.is_released or other.is_released
         self.who = self.who or other.who
+        self.found = self.found or other.found
 
 
 class Closes:

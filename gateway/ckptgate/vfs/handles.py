@@ -13,7 +13,7 @@ from functools import partial
 import msgspec
 
 from ckptgate.model.states import AttemptState, FileState
-from ckptgate.ports.spool import FileRow, HandleRow, NodeRow, PendingKind
+from ckptgate.ports.spool import FileRow, HandleRow, LocalBytes, NodeRow, PendingKind
 from ckptgate.vfs import events, pending, plain, revisions, times
 from ckptgate.vfs.attributes import is_decided, local_stat
 from ckptgate.vfs.closing import NotedClose
@@ -66,9 +66,13 @@ def _is_held(ctx: Context, row: HandleRow) -> bool:
     """
     if not row.pid:
         return False
+    handle = ctx.memory.files.get(row.fh)
     try:
-        is_empty = os.stat(ctx.spool.data_path(row.file)).st_size == 0
-    except FileNotFoundError:
+        if handle is None:
+            is_empty = os.stat(ctx.spool.data_path(row.file)).st_size == 0
+        else:
+            is_empty = os.fstat(handle.fd).st_size == 0
+    except OSError:
         return False
     return is_empty and ctx.identify.holds(row.pid, row.ino)
 
@@ -105,7 +109,8 @@ def _is_closed_at_once(ctx: Context, item: NotedClose) -> bool:
         return False
     if is_decided(ctx, node) or ctx.memory.files.is_written(file.file, but=row.fh):
         return False
-    found = local_stat(ctx, file)
+    is_known = item.found is not None and file.local is LocalBytes.FULL
+    found = item.found if is_known else local_stat(ctx, file)
     if found is None:
         return False
     now = msgspec.structs.replace(
@@ -139,9 +144,12 @@ def release(ctx: Context, fh: int) -> None:
     """The last descriptor is gone."""
     row = _row(ctx, fh)
     handle = ctx.memory.files.pop(fh)
+    found = None
     if handle is not None and handle.fd >= 0:
+        if handle.is_writer and handle.is_complete:
+            found = os.fstat(handle.fd)
         os.close(handle.fd)
-    if row is None or _is_release_noted(ctx, row):
+    if row is None or _is_release_noted(ctx, row, found):
         return
     with ctx.change():
         ctx.spool.drop_handle(fh)
@@ -193,14 +201,14 @@ def _take_name(ctx: Context, node: NodeRow) -> None:
     ctx.wake()
 
 
-def _is_release_noted(ctx: Context, row: HandleRow) -> bool:
+def _is_release_noted(ctx: Context, row: HandleRow, found: os.stat_result | None) -> bool:
     """Note the release of a closed handle if nothing else follows from it."""
     node = ctx.spool.node(row.ino)
     if not row.is_closed or node is None or node.file != row.file:
         return False
     if ctx.spool.place(row.ino) is None:
         return False
-    return ctx.closes.note(NotedClose(row=row, is_closed=False, is_released=True))
+    return ctx.closes.note(NotedClose(row=row, is_closed=False, is_released=True, found=found))
 
 
 def _drop_orphan(ctx: Context, file: int) -> None:

@@ -22,17 +22,13 @@ def lookup(ctx: Context, caller: Caller, number: int, name: str) -> Entry:
     Raises:
         MissingError: it means nothing to this caller.
     """
-    if _is_outside(ctx, node_of(number)):
+    directory = ctx.spool.node(node_of(number))
+    # Names outside of checkpoints mean several things.
+    if directory is not None and directory.attempt is None:
         entry = ctx.steadily(lambda: _lookup(ctx, caller, number, name))
         assert entry is not None
         return entry
     return _lookup(ctx, caller, number, name)
-
-
-def _is_outside(ctx: Context, ino: int) -> bool:
-    """Whether this is a directory outside of checkpoints: names there mean several things."""
-    node = ctx.spool.node(ino)
-    return node is not None and node.attempt is None
 
 
 def _lookup(ctx: Context, caller: Caller, number: int, name: str) -> Entry:

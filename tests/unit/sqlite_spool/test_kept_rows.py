@@ -69,6 +69,41 @@ def test_a_row_is_read_once(pair):
         assert seen == []
 
 
+def test_of_a_directory_that_was_empty_all_names_are_known(pair):
+    first, second = pair
+    folder, node = first.add_node(NODE).ino, first.add_node(NODE)
+    assert first.count_children(folder) == second.count_children(folder) == (0, 0)
+    first.link(folder, "a", node.ino)
+    seen = statements(first)
+    assert first.child(folder, "a") == node
+    assert first.child(folder, "b") is None
+    assert seen == []
+    assert second.child(folder, "a") == node
+    second.link(folder, "b", second.add_node(NODE).ino)
+    assert first.child(folder, "b") is not None
+
+
+def test_of_what_was_kept_of_it_some_is_dropped_and_then_they_are_not(pair):
+    spool, _ = pair
+    folder, node = spool.add_node(NODE).ino, spool.add_node(NODE)
+    spool.count_children(folder)
+    spool.link(folder, "a", node.ino)
+    for number in range(KEPT_MAX + 1):
+        spool.child(ROOT_INO, f"absent-{number}")
+    assert spool.child(folder, "a") == node
+
+
+def test_a_name_whose_link_was_undone_is_in_no_directory(pair):
+    spool, other = pair
+    folder, node = spool.add_node(NODE).ino, spool.add_node(NODE)
+    with pytest.raises(KeyError), spool.transaction():
+        assert spool.count_children(folder) == (0, 0)
+        spool.link(folder, "a", node.ino)
+        raise KeyError
+    other.link(folder, "a", node.ino)
+    assert spool.child(folder, "a") == node
+
+
 def test_another_process_commit_is_seen_at_once(pair):
     first, second = pair
     node = first.add_node(NODE)
@@ -229,6 +264,8 @@ def raw(path: str, ino: int, name: str) -> tuple[Any, ...]:
 
 
 def asked(spool: SqliteSpool, ino: int, name: str) -> tuple[Any, ...]:
+    # Where it is empty the directory's names are known from then on.
+    spool.count_children(ROOT_INO)
     node, child, place = spool.node(ino), spool.child(ROOT_INO, name), spool.place(ino)
     return (node and node.size, child and child.ino, place and place[1])
 

@@ -127,6 +127,19 @@ def test_a_thread_takes_over_what_no_change_does(world):
     assert file_at(world, "step-1/w").state is FileState.QUIET
 
 
+def test_what_a_write_by_another_descriptor_adds_after_the_release_is_seen_at_the_latest(noting):
+    """The size is that of the release until somebody writes on."""
+    opened = noting.open_new(noting.a, "step-1/w")
+    os.pwrite(opened.fd, b"abc", 0)
+    second = noting.vfs.open(noting.a, noting.walk(noting.a, "step-1/w").attr.ino, os.O_WRONLY)
+    noting.close(noting.a, opened)
+    os.pwrite(second.fd, b"defgh", 3)
+    noting.close(noting.a, second)
+    noting.vfs._ctx.apply_closes()
+    assert file_at(noting, "step-1/w").state is FileState.QUIET
+    assert noting.spool.node(noting.walk(noting.a, "step-1/w").attr.ino).size == 8
+
+
 def test_a_commit_event_is_never_only_noted(noting):
     noting.write(noting.a, "step-1/__0_0.distcp", b"x")
     noting.write(noting.a, "step-1/.metadata", b"x")
