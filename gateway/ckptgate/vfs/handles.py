@@ -73,6 +73,7 @@ def _is_held(ctx: Context, row: HandleRow) -> bool:
         else:
             is_empty = os.fstat(handle.fd).st_size == 0
     except OSError:
+        # Its bytes or its descriptor went meanwhile: then nobody goes on with it.
         return False
     return is_empty and ctx.identify.holds(row.pid, row.ino)
 
