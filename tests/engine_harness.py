@@ -7,7 +7,6 @@ its files stay, everything in memory is made anew.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -139,13 +138,11 @@ class StagedNode:
         self.events = parts.events
         self.logs = parts.logs
         self.membership = parts.membership
-        self.woken_by: set[str] = set()
-        self.publisher = parts.publisher(self.forgotten, cluster.settings, self._woken)
+        self.wakes: list[float] = []
+        self.publisher = parts.publisher(
+            self.forgotten, cluster.settings, lambda: self.wakes.append(cluster.clock.monotonic())
+        )
         self._parts = parts
-
-    def _woken(self) -> None:
-        """By a thread of a pool."""
-        self.woken_by.add(threading.current_thread().name.partition("_")[0])
 
     def step(self) -> bool:
         return self.publisher.step()
