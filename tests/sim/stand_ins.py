@@ -36,8 +36,9 @@ class SimJobs:
 
     owner: tuple[Scheduler, Process] | None = None
 
-    def __init__(self, name: str, threads: int) -> None:
+    def __init__(self, name: str, threads: int, on_end: Callable[[], None]) -> None:
         del threads
+        self._on_end = on_end
         assert self.owner is not None
         self._scheduler, self._process = self.owner
         self._name = f"{self._process.name}:{name}"
@@ -73,6 +74,7 @@ class SimJobs:
                 self._ended[number] = job()
             except Exception as exc:  # noqa: BLE001 -- as a pool does
                 self._ended[number] = exc
+            self._on_end()
         self._has_worker = False
 
     def take_done(self, wait_s: float) -> list[tuple[Any, Any]]:
