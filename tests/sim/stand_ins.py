@@ -123,6 +123,9 @@ class TaskEvent:
     def set(self) -> None:
         self._is_set = True
 
+    def is_set(self) -> bool:
+        return self._is_set
+
     def clear(self) -> None:
         self._is_set = False
 
