@@ -94,20 +94,20 @@ def wait_to_resume(
     if not who.is_shared or (who.key, run) in ctx.memory.resumed:
         return view
     began = ctx.clock.monotonic()
-    left = _left_open(ctx, who, parent)
-    if left:
+    if _has_others(ctx, who, parent, view):
         ctx.need_block(caller)
-    held = _held(ctx, left, began) + _on_their_way(ctx, who, parent)
-    waiting = _foreign_undecided(ctx, who, run, view) + held
+    held = _held(ctx, who, parent, began)
+    view = _caught_up(ctx, who, parent, view)
+    waiting = list(dict.fromkeys(_foreign_undecided(ctx, who, run, view) + held))
     if waiting:
         ctx.need_block(caller)
         _log.info("resume-waits run=%r for=%s", run, ",".join(waiting))
     while waiting and ctx.clock.monotonic() < began + ctx.settings.resume_wait_s:
         ctx.waker.wake()
         ctx.clock.sleep(max(ctx.settings.poll_interval_s, ctx.settings.view_age_s))
-        view = ctx.catalog.view(run, ctx.settings.view_age_s)
-        held = _held(ctx, _left_open(ctx, who, parent), began)
-        held += _on_their_way(ctx, who, parent)
+        # First the rows, then the log: what is decided in between is found in one of them.
+        held = _held(ctx, who, parent, began)
+        view = ctx.catalog.view(run, 0.0)
         waiting = [item for item in waiting if item in view.undecided or item in held]
     if waiting:
         _log.warning("resume-goes-on-without run=%r undecided=%s", run, ",".join(waiting))
@@ -126,25 +126,63 @@ def _foreign_undecided(ctx: Context, who: Who, run: str, view: RunView) -> list[
     return found
 
 
+def _rows_of_others(
+    ctx: Context, who: Who, run: NodeRow, *states: AttemptState
+) -> list[AttemptRow]:
+    """What other shared jobs have here that other nodes know of."""
+    return [
+        row
+        for row in ctx.spool.attempts(run_ino=run.ino, states=states)
+        if row.attempt and row.is_joined and row.job_key != who.key and _is_shared(row)
+    ]
+
+
+def _is_in(view: RunView, row: AttemptRow) -> bool:
+    """Whether the log, as it was read, knows that the attempt was sealed."""
+    return row.attempt in view.undecided or view.committed.get(row.name) == row.attempt
+
+
+def _has_others(ctx: Context, who: Who, run: NodeRow, view: RunView) -> bool:
+    """Whether there is anything of which more is to be asked."""
+    if _left_open(ctx, who, run):
+        return True
+    rows = _rows_of_others(ctx, who, run, AttemptState.SEALED, AttemptState.COMMITTED)
+    return any(not _is_in(view, row) for row in rows)
+
+
+def _caught_up(ctx: Context, who: Who, run: NodeRow, view: RunView) -> RunView:
+    """The run as its log says, not before what this node's publisher has read there.
+
+    That and the mount each read it for themselves: one look at what the mount knew could miss a
+    checkpoint that was decided a moment ago, while another rank's finds it.
+    """
+    rows = _rows_of_others(ctx, who, run, AttemptState.SEALED, AttemptState.COMMITTED)
+    if all(_is_in(view, row) for row in rows):
+        return view
+    return ctx.catalog.view(run.plain_path or "", 0.0)
+
+
 def _left_open(ctx: Context, who: Who, run: NodeRow) -> list[AttemptRow]:
     """Open attempts of other jobs that are shared and get no more writes here."""
     return [
         row
-        for row in ctx.spool.attempts(run_ino=run.ino, states=(AttemptState.OPEN,))
-        if row.attempt
-        and row.is_joined
-        and row.job_key != who.key
-        and _is_shared(row)
+        for row in _rows_of_others(ctx, who, run, AttemptState.OPEN)
         # Of a revision its base's files are there anyway.
-        and (row.base is None or row.detail)
-        and not has_live_writer(ctx, row)
+        if (row.base is None or row.detail) and not has_live_writer(ctx, row)
     ]
 
 
-def _held(ctx: Context, left: list[AttemptRow], began: float) -> list[str]:
-    """Those of the attempts that are whole, or may be with what other members are yet to vote."""
+def _held(ctx: Context, who: Who, run: NodeRow, began: float) -> list[str]:
+    """What may become a checkpoint though the log doesn't say so yet.
+
+    Attempts that are whole, or may be with what other members are yet to vote; those whose commit
+    event was seen here; files that are yet to be published.
+    """
     is_early = ctx.clock.monotonic() < began + VOTES_WAIT_S
-    return [row.attempt for row in left if _may_be_whole(ctx, row, is_early=is_early)]
+    left = _left_open(ctx, who, run)
+    held = [row.attempt for row in left if _may_be_whole(ctx, row, is_early=is_early)]
+    sealed = _rows_of_others(ctx, who, run, AttemptState.SEALED)
+    return held + [row.attempt for row in sealed] + _on_their_way(ctx, who, run)
 
 
 def _on_their_way(ctx: Context, who: Who, run: NodeRow) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 
 import pytest
@@ -128,6 +129,66 @@ def test_a_new_job_waits_for_what_a_dead_one_had_finished_and_only_that(world, i
     world.clock.on_sleep = decide
     world.names(world.s)
     assert len(slept) == (3 if is_whole else 0)
+
+
+def left_by_a_dead_job(world):
+    """A whole checkpoint of a job that is gone, joined and open."""
+    world.mkdir(world.a, "checkpoint-4")
+    write(world, "checkpoint-4", hf_trainer())
+    row = world.attempt("checkpoint-4")
+    world.spool.update_attempt(
+        row.id, attempt="checkpoint-4.0", is_joined=True, job_key="run:train-6"
+    )
+    world.die(world.a)
+    return row
+
+
+def test_a_new_job_waits_for_what_is_sealed_here_and_not_yet_in_the_log(world):
+    """I11: else this rank finds none, and that of a node that still waits finds it."""
+    row = left_by_a_dead_job(world)
+    world.spool.update_attempt(row.id, state=AttemptState.SEALED)
+    slept = []
+
+    def decide():
+        slept.append(1)
+        if len(slept) == 3:
+            world.spool.update_attempt(row.id, state=AttemptState.ABORTED)
+
+    world.clock.on_sleep = decide
+    world.names(world.s)
+    assert len(slept) == 3
+
+
+def test_a_new_job_finds_what_the_publisher_has_read_in_the_log_and_the_mount_has_not(world):
+    """I11: the mount's own reading is a moment old."""
+    row = left_by_a_dead_job(world)
+    asked = []
+    old = world.catalog.view("", 0)
+    new = dataclasses.replace(old, length=3, committed={"checkpoint-4": "checkpoint-4.0"})
+
+    def view(run, max_age_s):
+        asked.append(max_age_s)
+        return old if max_age_s else new
+
+    world.catalog.view = view
+    world.spool.update_attempt(row.id, state=AttemptState.COMMITTED, manifest="0" * 64)
+    assert world.exists(world.s, "checkpoint-4")
+    assert 0.0 in asked
+
+
+def test_what_is_decided_between_two_looks_of_a_new_job_is_found(world):
+    """I11: its row is no longer open when the log that was read before doesn't have it."""
+    row = left_by_a_dead_job(world)
+    old = world.catalog.view("", 0)
+    seen = {"view": old}
+    world.catalog.view = lambda run, max_age_s: seen["view"] if max_age_s == 0 else old
+
+    def decide():
+        seen["view"] = dataclasses.replace(old, length=3, committed={"checkpoint-4": "checkpoint-4.0"})
+        world.spool.update_attempt(row.id, state=AttemptState.COMMITTED, manifest="0" * 64)
+
+    world.clock.on_sleep = decide
+    assert world.exists(world.s, "checkpoint-4")
 
 
 @pytest.mark.parametrize("is_voted", [True, False])
