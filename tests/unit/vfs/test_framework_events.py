@@ -184,7 +184,9 @@ def test_what_is_decided_between_two_looks_of_a_new_job_is_found(world):
     world.catalog.view = lambda run, max_age_s: seen["view"] if max_age_s == 0 else old
 
     def decide():
-        seen["view"] = dataclasses.replace(old, length=3, committed={"checkpoint-4": "checkpoint-4.0"})
+        seen["view"] = dataclasses.replace(
+            old, length=3, committed={"checkpoint-4": "checkpoint-4.0"}
+        )
         world.spool.update_attempt(row.id, state=AttemptState.COMMITTED, manifest="0" * 64)
 
     world.clock.on_sleep = decide
