@@ -62,7 +62,8 @@ class Disturbed:
         metafunc.parametrize("made", self.trainings, indirect=True, scope="class")
 
     @pytest.fixture(scope="class")
-    def made(self, request, require, tmp_path_factory) -> Iterator[Matrix]:
+    @classmethod
+    def made(cls, request, require, tmp_path_factory) -> Iterator[Matrix]:
         """A training's cases."""
         name = request.param
         require(os.access("/dev/fuse", os.R_OK | os.W_OK), "/dev/fuse is not accessible")
