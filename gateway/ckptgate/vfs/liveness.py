@@ -140,7 +140,14 @@ def is_left_whole(ctx: Context, row: AttemptRow) -> bool | None:
     known = registry.recognise([path for path, _, _ in files], row.name)
     if known is None or any(_is_torn(ctx, file) for _, _, file in files):
         return None
-    return _is_covered(known, _SpoolTree(ctx, files, is_fetching=True), row, of_part=None)
+    tree = _SpoolTree(ctx, files, is_fetching=True)
+    return _is_covered(known, tree, row, of_part=None, wrote=_who_wrote(files))
+
+
+def _who_wrote(files: list[tuple[str, NodeRow, FileRow]]) -> frozenset[int] | None:
+    """The ranks that wrote the files; None where that isn't known of each."""
+    ranks = frozenset(file.evidence.rank for _, _, file in files)
+    return None if min(ranks, default=-1) < 0 else ranks
 
 
 def _is_torn(ctx: Context, file: FileRow) -> bool:
@@ -237,16 +244,35 @@ def _is_whole(
 
 
 def _is_covered(
-    known: Format, tree: _SpoolTree, row: AttemptRow, *, of_part: bool | None
+    known: Format,
+    tree: _SpoolTree,
+    row: AttemptRow,
+    *,
+    of_part: bool | None,
+    wrote: frozenset[int] | None = None,
 ) -> bool | None:
-    """Whether all that is expected is there; *of_part* if the format speaks of a part only."""
+    """Whether all that is expected is there.
+
+    Args:
+        known: the format.
+        tree: the files.
+        row: the attempt.
+        of_part: the answer if the format speaks of a part only.
+        wrote: the ranks that wrote something, None where that isn't known.
+    """
     try:
         sizes = tree.files()
         expected = registry.expected(known, tree)
     except (CkptError, OSError) as exc:
         _log.info("attempt-not-whole name=%s problem=%s", row.name, exc)
         return False
-    return of_part if expected.is_partial else is_covered(expected, sizes, row.world_size)
+    if expected.is_partial:
+        return of_part
+    world_size = row.world_size if expected.world_size is None else expected.world_size
+    if expected.every_rank and wrote is not None and not wrote.issuperset(range(world_size or 0)):
+        # The names of one rank's files may be complete in themselves.
+        return False
+    return is_covered(expected, sizes, row.world_size)
 
 
 def mark_torn(ctx: Context, file: FileRow) -> FileRow:

@@ -131,6 +131,32 @@ def test_a_new_job_waits_for_what_a_dead_one_had_finished_and_only_that(world, i
     assert len(slept) == (3 if is_whole else 0)
 
 
+@pytest.mark.parametrize("ranks", [(0,), (0, 1), (-1,)], ids=["one", "both", "unknown"])
+def test_what_one_rank_of_two_left_is_not_waited_for_where_each_writes(world, ranks):
+    """The names of one rank's shards are complete in themselves; the decision knows better."""
+    world.mkdir(world.a, "step-4")
+    for rank in ranks:
+        name = f"shard-{max(rank, 0) + 1:05d}-model-00001-of-00001.safetensors"
+        world.write(world.a, f"step-4/{name}", b"x")
+    row = world.attempt("step-4")
+    world.spool.update_attempt(
+        row.id, attempt="step-4.0", is_joined=True, job_key="run:train-6", world_size=2
+    )
+    world.die(world.a)
+    files = world.spool.files_of_attempt(row.id)
+    for (_, _, file), rank in zip(sorted(files), ranks, strict=True):
+        world.spool.update_file(file.file, evidence=replace(file.evidence, rank=rank))
+    slept = []
+
+    def decide():
+        slept.append(1)
+        world.spool.update_attempt(row.id, state=AttemptState.ABANDONED)
+
+    world.clock.on_sleep = decide
+    world.names(world.s)
+    assert bool(slept) == (ranks != (0,))
+
+
 def left_by_a_dead_job(world):
     """A whole checkpoint of a job that is gone, joined and open."""
     world.mkdir(world.a, "checkpoint-4")
