@@ -1,7 +1,7 @@
 """The command line: parse, call one function, print. Exit codes are in `errors.ExitCode`.
 
 `ckptgate --help` and README list the commands; tests call `main(argv)`. Only the module of the
-command that is run is imported: scripts call commands often, and all of them take half a second.
+command that is run is imported: scripts call commands often, and importing all takes half a second.
 """
 
 from __future__ import annotations

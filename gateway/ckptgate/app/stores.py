@@ -28,7 +28,7 @@ def open_store(address: str, s3: S3Section) -> Store:
         ConfigError: an option of *s3* is not what it should be.
     """
     if not is_url(address):
-        from ckptgate_adapters.posix_store import PosixStore  # noqa: PLC0415
+        from ckptgate_adapters.posix_store import PosixStore  # noqa: PLC0415 - see above
 
         return PosixStore(address)
     from ckptgate_adapters.s3_store import S3Store  # noqa: PLC0415 - s3fs takes its time

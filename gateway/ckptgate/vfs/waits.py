@@ -94,10 +94,13 @@ def wait_to_resume(
     if not who.is_shared or (who.key, run) in ctx.memory.resumed:
         return view
     began = ctx.clock.monotonic()
-    if _has_others(ctx, who, parent, view):
+    left = _left_open(ctx, who, parent)
+    if left:
         ctx.need_block(caller)
-    held = _held(ctx, who, parent, began)
-    view = _caught_up(ctx, who, parent, view)
+    held = _held(ctx, who, parent, left, began)
+    if _is_behind(ctx, who, parent, view):
+        ctx.need_block(caller)
+        view = ctx.catalog.view(run, 0.0)
     waiting = list(dict.fromkeys(_foreign_undecided(ctx, who, run, view) + held))
     if waiting:
         ctx.need_block(caller)
@@ -106,7 +109,7 @@ def wait_to_resume(
         ctx.waker.wake()
         ctx.clock.sleep(max(ctx.settings.poll_interval_s, ctx.settings.view_age_s))
         # First the rows, then the log: what is decided in between is found in one of them.
-        held = _held(ctx, who, parent, began)
+        held = _held(ctx, who, parent, _left_open(ctx, who, parent), began)
         view = ctx.catalog.view(run, 0.0)
         waiting = [item for item in waiting if item in view.undecided or item in held]
     if waiting:
@@ -137,29 +140,17 @@ def _rows_of_others(
     ]
 
 
-def _is_in(view: RunView, row: AttemptRow) -> bool:
-    """Whether the log, as it was read, knows that the attempt was sealed."""
-    return row.attempt in view.undecided or view.committed.get(row.name) == row.attempt
+def _is_behind(ctx: Context, who: Who, run: NodeRow, view: RunView) -> bool:
+    """Whether this node's publisher knows of a seal or commit that the mount has not read.
 
-
-def _has_others(ctx: Context, who: Who, run: NodeRow, view: RunView) -> bool:
-    """Whether there is anything of which more is to be asked."""
-    if _left_open(ctx, who, run):
-        return True
-    rows = _rows_of_others(ctx, who, run, AttemptState.SEALED, AttemptState.COMMITTED)
-    return any(not _is_in(view, row) for row in rows)
-
-
-def _caught_up(ctx: Context, who: Who, run: NodeRow, view: RunView) -> RunView:
-    """The run as its log says, not before what this node's publisher has read there.
-
-    That and the mount each read it for themselves: one look at what the mount knew could miss a
-    checkpoint that was decided a moment ago, while another rank's finds it.
+    Each reads the log for itself: by what the mount knew a rank could miss a checkpoint that was
+    decided a moment ago, while another node's finds it.
     """
     rows = _rows_of_others(ctx, who, run, AttemptState.SEALED, AttemptState.COMMITTED)
-    if all(_is_in(view, row) for row in rows):
-        return view
-    return ctx.catalog.view(run.plain_path or "", 0.0)
+    return any(
+        row.attempt not in view.undecided and view.committed.get(row.name) != row.attempt
+        for row in rows
+    )
 
 
 def _left_open(ctx: Context, who: Who, run: NodeRow) -> list[AttemptRow]:
@@ -172,14 +163,13 @@ def _left_open(ctx: Context, who: Who, run: NodeRow) -> list[AttemptRow]:
     ]
 
 
-def _held(ctx: Context, who: Who, run: NodeRow, began: float) -> list[str]:
+def _held(ctx: Context, who: Who, run: NodeRow, left: list[AttemptRow], began: float) -> list[str]:
     """What may become a checkpoint though the log doesn't say so yet.
 
-    Attempts that are whole, or may be with what other members are yet to vote; those whose commit
-    event was seen here; files that are yet to be published.
+    Those of the open ones *left* that are whole, or may be with what other members are yet to vote;
+    attempts whose commit event was seen here; files that are yet to be published.
     """
     is_early = ctx.clock.monotonic() < began + VOTES_WAIT_S
-    left = _left_open(ctx, who, run)
     held = [row.attempt for row in left if _may_be_whole(ctx, row, is_early=is_early)]
     sealed = _rows_of_others(ctx, who, run, AttemptState.SEALED)
     return held + [row.attempt for row in sealed] + _on_their_way(ctx, who, run)

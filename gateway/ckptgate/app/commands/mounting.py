@@ -110,9 +110,9 @@ def _mount(args: argparse.Namespace) -> int:
 def _serve(config: Config, args: argparse.Namespace) -> bool:
     """Supervise until it is unmounted; whether everything is in the store then."""
     # Whoever mounts in the background, unmounts or drains needs nothing of it.
-    from ckptgate.app.keeping import held_by_manager  # noqa: PLC0415
-    from ckptgate.app.replacing import successor  # noqa: PLC0415
-    from ckptgate.app.supervisor import Supervisor  # noqa: PLC0415
+    from ckptgate.app.keeping import held_by_manager  # noqa: PLC0415 - see above
+    from ckptgate.app.replacing import successor  # noqa: PLC0415 - see above
+    from ckptgate.app.supervisor import Supervisor  # noqa: PLC0415 - see above
 
     if args.replace:
         return successor(config).run(args.ready_fd)
